@@ -106,7 +106,7 @@ pictures: ## develop: Draw the pictures of the documents
 chaos: build ## prove: Kill, stop, cut off, move servers (QUICK=1: six minutes)
 	@cargo run --quiet --release --bin chaos -- \
 	    --servers '$(TARGET)/servers' --results '$(TARGET)/chaos' \
-	    $(if $(QUICK),--quick --lanes 10 --histories '$(TARGET)/chaos/histories') $(ARGS)
+	    $(if $(QUICK),--quick --lanes 10) $(ARGS)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory schedules)
 
 schedules: build ## prove: Play the schedules of docs/protocol.md (QUICK=1: two minutes)
@@ -115,7 +115,7 @@ schedules: build ## prove: Play the schedules of docs/protocol.md (QUICK=1: two 
 	    --servers '$(TARGET)/servers' --results '$(TARGET)/schedules$(if $(QUICK),/quick)' $(if $(QUICK),--quick --lanes 8) $(ARGS)
 
 judge: build ## prove: Have Porcupine judge real histories (QUICK=1: three minutes)
-	@evidence/judge/run.sh '$(TARGET)/judge' --module '$(BUILT)' --results '$(TARGET)/judge' --histories '$(TARGET)/chaos/histories' \
+	@evidence/judge/run.sh '$(TARGET)/judge' --module '$(BUILT)' --results '$(TARGET)/judge' \
 	    $(if $(QUICK),--quick) $(ARGS) '$(DLOCK_REDIS_SERVER)' '$(TARGET)/servers/redis-8.6/server' '$(TARGET)/servers/valkey-9.1/server'
 
 clocks: build ## prove: Step wall clocks under load (three minutes)

@@ -191,7 +191,7 @@ pub(crate) fn post_unlinked(name: Name, lock: &Lock) {
             deadline,
         }
     };
-    let holds = lock.named().enumerate().map(gone).collect();
+    let holds = lock.owned_leases().enumerate().map(gone).collect();
     post(Notice::Unlinked(Unlinked {
         name,
         holds,

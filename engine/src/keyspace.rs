@@ -140,7 +140,7 @@ impl<V: Value> Entry<V> {
         if unmarked != before {
             self.set_hold(after);
         } else if let Some(lock) = self.lock.as_mut().filter(|_| after != before) {
-            lock.mark(after.owner, after.client);
+            lock.set_client(after.owner, after.client);
         }
     }
 
@@ -177,7 +177,7 @@ impl<V: Value> Entry<V> {
         let ended = lock.split_off(until);
         let mut after = lock.holders() + ended.holders();
         self.changed |= ended.holders() > 0;
-        for (owner, token, _) in ended.named() {
+        for (owner, token, _) in ended.owned_leases() {
             let owner = if after > 1 { owner } else { &[] };
             after -= 1;
             each(token);
@@ -200,9 +200,9 @@ impl<V: Value> Entry<V> {
     /// Bounds the leases that a user has brought by RESTORE: none ends later than this. A server has confirmed all other leases to
     /// their owners, so they stay.
     pub fn bound_restored(&mut self, latest: WallMs) {
-        for owner in &self.value().unbounded() {
+        for owner in &self.value().restored_owners() {
             if let Some(lock) = &mut self.lock {
-                lock.mark(owner, ClientId::NONE);
+                lock.set_client(owner, ClientId::NONE);
             }
             if let Some(hold) = self.hold(owner).filter(|hold| hold.deadline > latest) {
                 let (owner, deadline) = (&**owner, latest);
@@ -230,7 +230,7 @@ impl<V: Value> Entry<V> {
         let mut expected = changes.iter();
         let mut until = None;
         let mut events = Vec::new();
-        for (holder, held, deadline) in lock.named() {
+        for (holder, held, deadline) in lock.owned_leases() {
             let only = events.len() + 1 == lock.holders();
             match expected.next() {
                 Some(Change::Unhold { owner, token, end })
@@ -245,7 +245,7 @@ impl<V: Value> Entry<V> {
             }
         }
         let ended = events.len();
-        for ((owner, token, _), change) in lock.named().zip(changes).take(ended) {
+        for ((owner, token, _), change) in lock.owned_leases().zip(changes).take(ended) {
             if let Change::Unhold { end, .. } = change {
                 ends(owner, token, *end);
             }

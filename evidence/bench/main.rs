@@ -6,21 +6,21 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `plan.rs`, `results/rows.txt` | all groups, and all rows: start here |
+//! | `plan.txt`, `plan.rs`, `results/rows.txt` | all groups, what opens them, and all rows: start here |
 //! | `way.rs`, `round.rs` | the types of a way and a group, and the one loop that measures them |
 //! | `failure.rs` | why a measurement failed |
 //! | `servers.rs` | a part of the plan on one server version after the other |
 //!
 //! | module | contents |
 //! |---|---|
-//! | `tools/` | parts of ways: `line.rs`, `replies.rs`: a fast client that checks every reply; `locking.rs`: ways to take a lock and release it, ours and those of `integration/src/material/rivals.rs`; `errand.rs`: commands that many owners send in turn; `setting.rs`, `meter.rs`, `pause.rs`: how a server stores its data, its expenses, and when it does not answer; `percentile.rs`: the distribution of many durations |
+//! | `tools/` | parts of ways: `line.rs`, `replies.rs`: a fast client that checks every reply; `lockings.txt`, `locking.rs`: ways to take a lock and release it, ours and those of `integration/harness/src/material/rivals.rs`; `errand.rs`: commands that many owners send in turn; `setting.rs`, `meter.rs`, `pause.rs`: how a server stores its data, its expenses, and when it does not answer; `percentile.rs`: the distribution of many durations |
 //! | `waiting/` | locks with waiters: `handover.rs`, `expiry.rs`, `ticket.rs`, `fair.rs`, `session.rs`, `programs.rs`, `deadlock.rs`, and thousands at once: `mass.rs`, `lapse.rs`, `ephemeral.rs` |
 //! | `holding/` | locks without waiters: `pair.rs`, `beside.rs`, `again.rs`, `guard.rs`, `crowd.rs`, `holders.rs`, `kept.rs`, `renewal.rs`, `confirmed.rs`; and the cost of both: `memory.rs`, `growth.rs` |
 //! | `contending/` | locks that many clients want again and again: `hot.rs` with `contest.rs`, `crossing.rs` |
-//! | `results/` | samples and their statistics: `series.rs`, `spread.rs`; rows, their outcome, and the machine: `row.rs`, `outcome.rs`, `machine.rs`; the output: `report.rs`, `plot.rs`, `check.rs` |
+//! | `results/` | samples and their statistics: `series.rs`, `spread.rs`; rows, and their outcome: `row.rs`, `outcome.rs`; the output: `report.rs`, `numbers.rs`, `check.rs` |
 //! | `peers/` | the Python libraries for comparison |
 //!
-//! A module uses those before it, and `way.rs` and `failure.rs`; only the plots also know the plan.
+//! A module uses those before it, and `way.rs` and `failure.rs`; only `numbers.rs` also knows the plan.
 
 mod contending;
 mod failure;
@@ -39,15 +39,16 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
+use dlock_harness::Made;
 use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
 
 use crate::failure::Failure;
-use crate::results::machine::Machine;
+use crate::results::numbers::numbers;
 use crate::results::outcome::Outcome;
 use crate::results::row::ROWS;
 use crate::results::series::Records;
-use crate::results::{check, plot, report};
+use crate::results::{check, report};
 use crate::way::Group;
 
 /// Measures dlock side by side with what it replaces.
@@ -65,7 +66,7 @@ struct Options {
     /// Only ways whose name contains this, to profile them; the result is not kept
     #[arg(long, value_name = "TEXT")]
     way: Option<String>,
-    /// Measure nothing: draw the last full run again
+    /// Measure nothing: write the tables of the last full run again
     #[arg(long)]
     plot: bool,
     /// Where runs are kept
@@ -92,7 +93,8 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Result<bool, Failure> {
     if options.plot {
         let directory = options.results.join("full");
-        plot::draw_all(&Outcome::load(&directory.join(FIGURES))?, &directory)?;
+        let outcome = Outcome::load(&directory.join(FIGURES))?;
+        fs::write(directory.join(PLOTS), numbers(&outcome))?;
         return Ok(true);
     }
     allow_many_connections()?;
@@ -117,7 +119,7 @@ fn run(options: &Options) -> Result<bool, Failure> {
 }
 
 fn measure_and_report(groups: &[Group], options: &Options) -> (Outcome, bool) {
-    let machine = Machine::this();
+    let machine = Made::now();
     let start = Instant::now();
     let (records, failures) = measure(groups, options);
     let outcome = Outcome::new(machine, options.quick, &records);
@@ -159,7 +161,7 @@ fn keep(mut outcome: Outcome, results: &Path) -> Result<(), Failure> {
     let directory = results.join(if outcome.quick { "quick" } else { "full" });
     fs::create_dir_all(&directory)?;
     outcome.save(&directory.join(FIGURES))?;
-    plot::draw_all(&outcome, &directory)?;
+    fs::write(directory.join(PLOTS), numbers(&outcome))?;
     // The committed part, which later runs are compared with.
     outcome.figures.clear();
     outcome.save(&directory.join("bench.json"))?;
@@ -172,6 +174,9 @@ const BUSY: f64 = 0.5;
 
 /// The file of everything that a run has measured.
 const FIGURES: &str = "figures.json";
+
+/// The numbers for `make pictures`.
+const PLOTS: &str = "plots.md";
 
 /// The rows of a full run, which the documents quote.
 const COMMITTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/results/bench.json");

@@ -7,7 +7,7 @@ use indicatif::ProgressBar;
 
 use crate::failure::Failure;
 use crate::results::series::Records;
-use crate::way::{Group, Opened, Stint, Way};
+use crate::way::{Group, Named, Opened, Stint, Way};
 
 /// Measures the wanted ways of a group, for a number of rounds or until its share of the time is over.
 ///
@@ -43,10 +43,10 @@ pub fn measure(
 fn open(group: &Group, is_wanted: impl Fn(&str) -> bool, failures: &mut Vec<Failure>) -> Opened {
     let mut ways = (group.open)()?;
     ways.retain_mut(
-        |way| match is_wanted(way.name()).then(|| warm_up(group, way.as_mut())) {
+        |(name, way)| match is_wanted(name).then(|| warm_up(group, way.as_mut())) {
             Some(Ok(())) => true,
             Some(Err(error)) => {
-                failures.push(format!("{}: {error}", way.name()).into());
+                failures.push(format!("{name}: {error}").into());
                 false
             }
             None => false,
@@ -65,7 +65,7 @@ fn warm_up(group: &Group, way: &mut dyn Way) -> Result<(), Failure> {
 
 fn sit(
     group: &Group,
-    mut ways: Vec<Box<dyn Way>>,
+    mut ways: Vec<Named>,
     (rounds, end): (usize, Instant),
     records: &mut Records,
     progress: &ProgressBar,
@@ -75,12 +75,10 @@ fn sit(
             break;
         }
         for turn in order(round, ways.len()) {
-            let way = &mut ways[turn];
-            let figures = way
-                .sample()
-                .map_err(|error| format!("{}: {error}", way.name()))?;
+            let (name, way) = &mut ways[turn];
+            let figures = way.sample().map_err(|error| format!("{name}: {error}"))?;
             for (figure, value) in figures {
-                records.add(group.name, way.name(), figure, value);
+                records.add(group.name, name, figure, value);
             }
         }
         progress.inc(1);
@@ -102,27 +100,24 @@ fn order(round: usize, ways: usize) -> impl Iterator<Item = usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::way::{Effort, Figure};
-
-    struct Quiet;
-
-    impl Way for Quiet {
-        fn name(&self) -> &str {
-            "quiet"
-        }
-
-        fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
-            Ok(vec![("figure", 1.0)])
-        }
-    }
+    use crate::way::{way, Effort};
+    use std::time::Duration;
 
     #[test]
     fn no_further_round_begins_when_the_share_is_over() {
         let check = |share_s, samples| {
             let group = Group {
                 name: "group",
-                effort: Effort::full(2, 5, share_s),
-                open: Box::new(|| Ok(vec![Box::new(Quiet)])),
+                effort: Effort {
+                    full: Stint {
+                        sittings: 2,
+                        rounds: 5,
+                        share: Duration::from_secs(share_s),
+                    },
+                    quick: None,
+                    warms_up: true,
+                },
+                open: Box::new(|| Ok(vec![way("quiet", || Ok(vec![("figure", 1.0)]))])),
             };
             let mut records = Records::default();
             let progress = ProgressBar::hidden();

@@ -8,11 +8,10 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use dlock_integration::server_program;
+use dlock_harness::{server_program, Made};
 
 use crate::failure::Failure;
 use crate::plan::{self, HANDOVER, MEMORY, PAIR, PROGRAMS};
-use crate::results::machine::Machine;
 use crate::results::outcome::Outcome;
 use crate::results::report::{number, range};
 use crate::results::series::Records;
@@ -68,7 +67,7 @@ const RATIOS: [(&str, &str); 14] = [
 /// A server version, and its measurements.
 struct Version {
     program: PathBuf,
-    machine: Machine,
+    machine: Made,
     records: Records,
 }
 
@@ -81,7 +80,7 @@ pub fn run(directory: &Path, options: &Options) -> Result<bool, Failure> {
         env::set_var(PROGRAM, &program);
         versions.push(Version {
             program,
-            machine: Machine::this(),
+            machine: Made::now(),
             records: Records::default(),
         });
     }
@@ -148,23 +147,16 @@ fn measure(versions: &mut [Version], options: &Options) -> Vec<String> {
 fn table(outcomes: &[Outcome]) -> Result<String, Failure> {
     let first = outcomes.first().ok_or("no server was measured")?;
     let mut text = String::new();
-    let load = first.machine.load.map_or(String::new(), |load| {
-        format!(", load before the run {load:.1}")
-    });
-    writeln!(
-        text,
-        "dlock {}, {}, {}, {} cores, shared by servers and clients, {}{load}{}. Medians; in brackets the middle half of the rounds.\n",
-        first.machine.module,
-        first.machine.date,
-        first.machine.cpu,
-        first.machine.cores,
-        first.machine.kernel,
-        if first.quick { ", the quick plan" } else { "" },
-    )?;
     let heads: Vec<&str> = outcomes
         .iter()
         .map(|outcome| outcome.machine.server.as_str())
         .collect();
+    writeln!(
+        text,
+        "{}{}. Medians; in brackets the middle half of the rounds.\n",
+        first.machine.clone().with(&heads),
+        if first.quick { ", the quick plan" } else { "" },
+    )?;
     writeln!(text, "| | {} |", heads.join(" | "))?;
     writeln!(text, "|---|{}", "---:|".repeat(heads.len()))?;
     let mut line = |what: &str, cells: Vec<Option<String>>| {
@@ -225,7 +217,7 @@ fn keep(outcomes: &[Outcome], table: &str, options: &Options) -> Result<(), Fail
     )?;
     fs::write(
         directory.join("servers.md"),
-        format!("# One module, five servers\n\nMade by `make bench-servers`.\n\n{table}"),
+        format!("# One module, five servers\n\nMade by `make bench-servers`: {table}"),
     )?;
     println!("Kept in {}", directory.display());
     Ok(())

@@ -9,9 +9,6 @@ pub type Figure = (&'static str, f64);
 
 /// An operation that is measured again and again, in turn with the other ways of its group.
 pub trait Way {
-    /// Returns the name in the tables.
-    fn name(&self) -> &str;
-
     /// Measures once.
     ///
     /// # Errors
@@ -27,28 +24,22 @@ pub trait Way {
     }
 }
 
-/// Makes a way from a function that measures once.
-pub fn way(
-    name: &'static str,
-    sample: impl FnMut() -> Result<Vec<Figure>, Failure> + 'static,
-) -> Box<dyn Way> {
-    struct Sampled<F>(&'static str, F);
-
-    impl<F: FnMut() -> Result<Vec<Figure>, Failure>> Way for Sampled<F> {
-        fn name(&self) -> &str {
-            self.0
-        }
-
-        fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
-            (self.1)()
-        }
+impl<F: FnMut() -> Result<Vec<Figure>, Failure>> Way for F {
+    fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
+        self()
     }
+}
 
-    Box::new(Sampled(name, sample))
+/// A way, and its name in the tables.
+pub type Named = (&'static str, Box<dyn Way>);
+
+/// Names a way.
+pub fn way(name: &'static str, way: impl Way + 'static) -> Named {
+    (name, Box::new(way))
 }
 
 /// The ways of a group, ready to be measured.
-pub type Opened = Result<Vec<Box<dyn Way>>, Failure>;
+pub type Opened = Result<Vec<Named>, Failure>;
 
 /// Ways that are compared with each other.
 pub struct Group {
@@ -88,47 +79,12 @@ pub struct Stint {
 }
 
 impl Effort {
-    /// Plans sittings, rounds in each, and the share in seconds. The quick run has none.
-    pub const fn full(sittings: usize, rounds: usize, share_s: u64) -> Effort {
-        Effort {
-            full: Stint::new(sittings, rounds, share_s),
-            quick: None,
-            warms_up: true,
-        }
-    }
-
-    /// Plans the quick run.
-    pub const fn quick(self, sittings: usize, rounds: usize, share_s: u64) -> Effort {
-        Effort {
-            quick: Some(Stint::new(sittings, rounds, share_s)),
-            ..self
-        }
-    }
-
-    /// Plans no warm-up.
-    pub const fn cold(self) -> Effort {
-        Effort {
-            warms_up: false,
-            ..self
-        }
-    }
-
     /// Returns the stint of this run.
     pub fn stint(&self, is_quick: bool) -> Option<Stint> {
         if is_quick {
             self.quick
         } else {
             Some(self.full)
-        }
-    }
-}
-
-impl Stint {
-    const fn new(sittings: usize, rounds: usize, share_s: u64) -> Stint {
-        Stint {
-            sittings,
-            rounds,
-            share: Duration::from_secs(share_s),
         }
     }
 }

@@ -6,26 +6,19 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::Network;
+use dlock_evidence::group::{Group, Node};
+use dlock_harness::until;
 use fastrand::Rng;
 
-use crate::client::all_locks;
 use crate::control::Planted;
 use crate::fault::Fault;
-use crate::history::{Applied, Left, Log};
-use crate::nodes::{died, gauges, settings, until, Node};
+use crate::nodes::{configured, end_quarantine, PATIENCE};
 use crate::route::{Pointed, Route};
 use crate::run::{Inflicted, Plan, Scene};
-use crate::sentinel::log;
-
-/// How long a replica may take to be in sync.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The servers. `lead` has the primary, as its door's port.
 pub struct ByHand {
-    // Its doors close when it is dropped.
-    _network: Network,
-    nodes: Vec<Node>,
+    group: Group,
     plan: Plan,
     lead: Arc<AtomicU16>,
     /// Whether half of the clients stay with the old primary.
@@ -35,91 +28,63 @@ pub struct ByHand {
 impl ByHand {
     /// Starts all, and returns when the replicas are in sync.
     pub fn start(plan: &Plan) -> ByHand {
-        let network = Network::new();
-        let nodes: Vec<Node> = (0..=plan.replicas as u8)
-            .map(|number| Node::start(&network, number, plan, false).0)
-            .collect();
-        let all = ByHand {
-            _network: network,
-            lead: Arc::new(nodes[0].door.port().into()),
-            nodes,
+        let group = Group::start(plan.replicas + 1, PATIENCE, |one| configured(plan, one));
+        group.join();
+        end_quarantine(plan, &group.nodes);
+        ByHand {
+            lead: Arc::new(group.nodes[0].door.port().into()),
+            group,
             plan: plan.clone(),
             island: Arc::default(),
-        };
-        let replicas: Vec<usize> = (1..all.nodes.len()).collect();
-        replicas.iter().for_each(|number| all.point(*number, 0));
-        let ready = until(PATIENCE, || {
-            replicas.iter().all(|number| all.follows(*number, 0))
-        });
-        assert!(ready, "the replicas do not find their primary");
-        for node in &all.nodes {
-            node.end_quarantine(&plan.setting);
         }
-        all
     }
 
     fn primary(&self) -> usize {
         let lead = self.lead.load(Ordering::Relaxed);
-        let mut nodes = self.nodes.iter();
+        let mut nodes = self.group.nodes.iter();
         nodes
             .position(|node| node.door.port() == lead)
             .expect("the primary is one of the nodes")
     }
 
-    fn point(&self, number: usize, to: usize) {
-        let port = self.nodes[to].door.port();
-        self.nodes[number].say(&format!("REPLICAOF 127.0.0.1 {port}"));
-    }
-
-    /// Returns true if the node is in sync with that primary.
-    fn follows(&self, number: usize, primary: usize) -> bool {
-        let port = self.nodes[primary].door.port().to_string();
-        self.nodes[number].info("replication").is_some_and(|info| {
-            info.get("master_link_status") == Some("up") && info.get("master_port") == Some(&port)
-        })
-    }
-
-    fn await_following(&self, number: usize, primary: usize) -> bool {
-        until(PATIENCE, || self.follows(number, primary))
+    fn await_following(&self, node: &Node, primary: &Node) -> bool {
+        until(PATIENCE, || node.follows(primary))
     }
 
     /// Plays `protocol/schedules/15-chained-later.txt`: the second replica is promoted, the third joins it; the fourth has
     /// confirmed for the old primary, asks the third for a copy, and joins the second. Returns true if every step succeeded.
     fn chain_later(&self, random: &mut Rng) -> bool {
         let old = self.primary();
-        let mut replicas: Vec<usize> = (0..self.nodes.len())
-            .filter(|number| *number != old)
-            .collect();
-        random.shuffle(&mut replicas);
-        let [second, third, fourth] = replicas[..3] else {
+        let nodes = &self.group.nodes;
+        let [second, third, fourth] = self.group.replicas_of(old, random)[..3] else {
             return false;
         };
+        let [second, third, fourth] = [second, third, fourth].map(|number| &nodes[number]);
         self.island.store(true, Ordering::Relaxed);
-        self.nodes[second].say("REPLICAOF NO ONE");
-        self.point(third, second);
+        second.say("REPLICAOF NO ONE");
+        third.point(second);
         let joined = self.await_following(third, second);
-        let port = self.nodes[second].door.port();
-        self.lead.store(port, Ordering::Relaxed);
+        self.lead.store(second.door.port(), Ordering::Relaxed);
         // The old primary still has as many replicas as must confirm.
         thread::sleep(Duration::from_millis(random.u64(500..2_000)));
         if self.plan.planted == Some(Planted::ServesCopies) {
-            self.nodes[third].say("CONFIG SET dlock.replicas 0");
+            third.say("CONFIG SET dlock.replicas 0");
         }
-        self.point(fourth, third);
+        fourth.point(third);
         // A small copy, if it is served, arrives within milliseconds.
         thread::sleep(Duration::from_millis(random.u64(100..500)));
-        self.point(fourth, second);
+        fourth.point(second);
         let joined = joined && self.await_following(fourth, second);
         if self.plan.planted == Some(Planted::ServesCopies) {
             let setting = format!("CONFIG SET dlock.replicas {}", self.plan.replicas);
-            self.nodes[third].say(&setting);
+            third.say(&setting);
         }
         // Time for an owner that would be granted a lock by that to ask for it.
         thread::sleep(Duration::from_millis(random.u64(1_000..3_000)));
         self.island.store(false, Ordering::Relaxed);
-        for number in 0..self.nodes.len() {
-            if number != second && !self.follows(number, second) {
-                self.point(number, second);
+        for node in nodes {
+            if node.party != second.party && !node.follows(second) {
+                node.point(second);
             }
         }
         joined
@@ -140,34 +105,20 @@ impl Scene for ByHand {
         assert_eq!(fault, Fault::ChainedLater, "nobody watches these servers");
         let played = self.chain_later(random);
         let promoted_at = Instant::now();
-        let new = self.primary();
-        let healed = played
-            && (0..self.nodes.len()).all(|node| node == new || self.await_following(node, new));
-        // A replica after a full synchronisation counts late, and so does any other that joins soon after.
-        thread::sleep(Duration::from_millis(self.plan.setting.quarantine_ms));
+        let (new, nodes) = (self.primary(), &self.group.nodes);
+        let follows =
+            |(at, node): (usize, &Node)| at == new || self.await_following(node, &nodes[new]);
         Inflicted {
-            new: Some((promoted_at, self.nodes[new].door.port())),
-            healed,
+            new: Some((promoted_at, new)),
+            healed: played && nodes.iter().enumerate().all(follows),
         }
     }
 
-    fn logs(&self) -> Vec<Log> {
-        let connection = self.nodes[self.primary()].connection();
-        connection.map_or_else(Vec::new, |mut connection| {
-            let logs = all_locks().into_iter();
-            logs.filter_map(|lock| log(&mut connection, lock)).collect()
-        })
+    fn primary_of(&self, _: &str) -> Option<usize> {
+        Some(self.primary())
     }
 
-    fn gauges(&self) -> Vec<Left> {
-        gauges(&self.nodes)
-    }
-
-    fn settings(&self) -> Vec<Applied> {
-        settings(&self.nodes)
-    }
-
-    fn died(&mut self) -> Vec<String> {
-        died(&mut self.nodes)
+    fn nodes(&mut self) -> &mut [Node] {
+        &mut self.group.nodes
     }
 }

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use dlock_integration::Party;
+use dlock_harness::Party;
 use fastrand::Rng;
 
 use crate::history::{History, Micros};
@@ -29,8 +29,6 @@ pub struct Shared {
     pub stop: AtomicBool,
     pub setting: Setting,
     pub replicas: usize,
-    /// Whether all calls are recorded.
-    pub keeps_calls: bool,
     /// Whether half of the grants are believed at once, without a renewal.
     pub believes_grants: bool,
 }

@@ -37,26 +37,30 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// The faults under Sentinels.
-    pub const SENTINEL: [Fault; 5] = [
+    /// All faults.
+    const ALL: [Fault; 16] = [
         Fault::Kill,
+        Fault::Restart,
         Fault::LagThenKill,
         Fault::Stop,
-        Fault::Partition,
         Fault::Stall,
-    ];
-
-    /// The faults in a cluster.
-    pub const CLUSTER: [Fault; 8] = [
+        Fault::BriefStop,
+        Fault::WrongChoice,
+        Fault::Partition,
+        Fault::PartitionBeside(1),
+        Fault::PartitionBeside(2),
         Fault::Migrate,
         Fault::MoveAtOnce,
         Fault::Failover,
         Fault::FailoverForce,
         Fault::FailoverTakeover,
-        Fault::Kill,
-        Fault::Stop,
-        Fault::Partition,
+        Fault::ChainedLater,
     ];
+
+    /// Returns the fault of this name.
+    pub fn named(name: &str) -> Option<Fault> {
+        Fault::ALL.into_iter().find(|fault| fault.name() == name)
+    }
 
     pub fn name(self) -> &'static str {
         match self {
@@ -108,11 +112,16 @@ impl Fault {
 
     /// Returns true if another server is primary after it.
     pub fn replaces(self) -> bool {
-        !matches!(self, Fault::Migrate | Fault::MoveAtOnce | Fault::Restart)
+        !self.moves() && self != Fault::Restart
+    }
+
+    /// Returns true if a slot moves, and all servers stay.
+    pub fn moves(self) -> bool {
+        matches!(self, Fault::Migrate | Fault::MoveAtOnce)
     }
 
     /// Returns true if it can lose a grant or a place.
     pub fn is_lossy(self) -> bool {
-        !matches!(self, Fault::Migrate | Fault::MoveAtOnce | Fault::Failover)
+        !self.moves() && self != Fault::Failover
     }
 }

@@ -1,14 +1,11 @@
-//! The records of a run's clients, and the observations of its servers. The judge reads nothing else.
+//! The records of a run's clients, and the observations of its servers. The judge reads nothing else. Times
+//! are in microseconds since the run began: all clients live in one process, so there is one clock.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Microseconds since the run began. All clients live in one process, so there is one clock.
-pub type Micros = u64;
-
-/// A second.
-pub const SECOND: Micros = 1_000_000;
+pub use dlock_harness::belief::{Belief, End, Micros, SECOND};
 
 /// All of a run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -38,42 +35,6 @@ pub struct History {
     pub died: Vec<String>,
     /// The settings of the servers at the end.
     pub settings: Vec<Applied>,
-    /// The calls about locks, one by one, if they are recorded.
-    pub calls: Vec<Call>,
-}
-
-/// A time in which an owner believed that it held a lock.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Belief {
-    pub lock: String,
-    pub owner: String,
-    pub token: u64,
-    /// The most owners that this one allows; 0 means no bound.
-    pub limit: u64,
-    /// When the request was sent.
-    pub asked: Micros,
-    /// When it began to work.
-    pub from: Micros,
-    /// When it stopped: it released the lock, its lease was over, or it learned that it had lost it.
-    pub until: Micros,
-    pub end: End,
-    /// The door of the server that granted it.
-    pub server: u16,
-    /// Whether it was believed only after a renewal. Otherwise it counts from the granted request.
-    pub renewed: bool,
-}
-
-/// Why an owner stopped believing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum End {
-    /// It released the lock.
-    Released,
-    /// Its lease was over, by its last answer.
-    RanOut,
-    /// A server answered that it did not hold the lock, before its lease was over.
-    Lost,
-    /// It was granted the lock, but could not confirm that, and never believed.
-    Unconfirmed,
 }
 
 /// One write by GUARD.
@@ -174,41 +135,4 @@ pub struct Applied {
     pub quarantine_ms: u64,
     #[serde(default)]
     pub replicas: u64,
-}
-
-/// One call about locks, from when it was sent until it was answered or given up.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Call {
-    /// The client: it has one call at a time.
-    pub client: String,
-    pub command: String,
-    pub keys: Vec<String>,
-    pub owner: Option<String>,
-    /// The token that the request named.
-    pub named: Option<u64>,
-    /// The lease of the request.
-    pub lease_ms: Option<u64>,
-    /// The most owners that this one allows, for a request for a lock; 0 means no bound.
-    pub limit: Option<u64>,
-    pub sent: Micros,
-    pub ended: Micros,
-    pub outcome: Outcome,
-    /// The door of the server that answered.
-    pub server: u16,
-}
-
-/// The outcome of a call.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Outcome {
-    /// It was carried out.
-    Done {
-        /// One for each key, if it was a grant.
-        tokens: Vec<u64>,
-        /// The rest of the lease, if the answer contains it.
-        left_ms: Option<u64>,
-    },
-    /// It was not carried out, and will not be.
-    Refused(String),
-    /// It is unknown whether it was carried out.
-    Unknown(String),
 }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use dlock_integration::redis::{Cmd, ErrorKind, Value};
-use dlock_integration::{connect, reply_of, Party, Wire};
+use dlock_harness::redis::{Cmd, ErrorKind, Value};
+use dlock_harness::{connect, reply_of, Party, Wire};
 
 /// The kind under which calls without an answer are counted.
 pub const NO_ANSWER: &str = "no answer in time";
@@ -54,7 +54,7 @@ impl Reply {
     pub fn integers(&self) -> Option<Vec<u64>> {
         match self {
             Reply::Value(value @ Value::Array(_)) => {
-                dlock_integration::redis::from_redis_value(value).ok()
+                dlock_harness::redis::from_redis_value(value).ok()
             }
             _ => None,
         }

@@ -6,14 +6,13 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `options.rs` | the options of a run, and its cells |
+//! | `cells.txt`, `options.rs` | the cells of a run, and its options |
 //! | `run.rs` | one cell: servers, clients, faults |
 //! | `fault.rs`, `setting.rs` | the faults, and the settings against them |
 //! | `nodes.rs`, `sentinel.rs`, `cluster.rs`, `by_hand.rs` | the servers |
 //! | `client.rs`, `route.rs`, `link.rs` | the clients, programs with sessions among them; their way to the primary; calls with a bound |
 //! | `history.rs`, `judge/` | the records, and the rules that they must obey |
 //! | `control.rs` | proof that a run can fail |
-//! | `lines.rs` | the records as lines of JSON |
 //! | `quorum.rs` | the quorum over independent masters |
 //! | `report.rs` | figures and the table |
 
@@ -24,7 +23,6 @@ mod control;
 mod fault;
 mod history;
 mod judge;
-mod lines;
 mod link;
 mod nodes;
 mod options;
@@ -38,12 +36,13 @@ mod setting;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use dlock_evidence::lanes::in_lanes;
+use dlock_evidence::page;
+use dlock_harness::{Made, Server};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::history::History;
@@ -83,48 +82,46 @@ fn main() -> ExitCode {
         options.lanes,
         results.display()
     );
-    let progress = progress_bar(&plans);
-    let (begun, next) = (Instant::now(), AtomicUsize::new(0));
+    let (made, progress) = (made(&options).to_string(), progress_bar(&plans));
+    let begun = Instant::now();
     let has_time = || {
         let minutes = begun.elapsed().as_secs_f64() / 60.0;
         options.end.is_none_or(|end| minutes < end)
     };
-    let failed = Mutex::new(Vec::new());
-    thread::scope(|scope| {
-        for _ in 0..options.lanes {
-            scope.spawn(|| {
-                while has_time() {
-                    let Some(plan) = plans.get(next.fetch_add(1, Ordering::Relaxed)) else {
-                        break;
-                    };
-                    let Some(history) = history_of(plan, &options, &progress) else {
-                        continue;
-                    };
-                    let cell = Cell::new(plan, plan.version().to_string(), &history);
-                    progress.suspend(|| println!("{}", cell.line()));
-                    let mut failed = failed.lock().expect("no lane panics with it");
-                    if !cell.faults.is_empty() {
-                        failed.push(cell.line());
-                    }
-                    report::keep(&results, vec![cell]).expect("the results can be written");
-                }
-            });
+    let writing = Mutex::new(());
+    let failed = in_lanes(options.lanes, &plans, |plan| {
+        if !has_time() {
+            return None;
         }
+        let history = history_of(plan, &options, &progress)?;
+        let cell = Cell {
+            made: made.clone(),
+            ..Cell::new(plan, plan.version().to_string(), &history)
+        };
+        let line = cell.line();
+        progress.suspend(|| println!("{line}"));
+        let is_wrong = !cell.faults.is_empty();
+        let _one_at_a_time = writing.lock().expect("no lane panics with it");
+        report::keep(&results, vec![cell]).expect("the results can be written");
+        is_wrong.then_some(line)
     });
     progress.finish_and_clear();
-    let failed = failed.into_inner().expect("no lane has panicked");
+    let failed: Vec<String> = failed.into_iter().flatten().collect();
     if !plans.iter().any(|plan| plan.must_overlap(plan.end.rounds)) {
         println!("No cell of this choice must show two owners: that none were seen proves less.");
     }
-    if failed.is_empty() {
-        println!("All as promised.");
-        return ExitCode::SUCCESS;
-    }
-    println!("Not as promised:\n{}", failed.join("\n"));
-    ExitCode::FAILURE
+    page::verdict(&failed)
+}
+
+fn made(options: &Options) -> Made {
+    let servers = options.main_servers().into_iter();
+    let versions = servers.map(|(_, program)| Server::builder().program(program).version());
+    let versions: Vec<String> = versions.map(|version| version.to_string()).collect();
+    Made::now().with(&versions)
 }
 
 fn measure_quorum(options: &Options, length: Duration, results: &Path) -> ExitCode {
+    let made = made(options);
     let mut rows = Vec::new();
     let mut faults = Vec::new();
     for (_, program) in options.main_servers() {
@@ -143,32 +140,23 @@ fn measure_quorum(options: &Options, length: Duration, results: &Path) -> ExitCo
             rows.push(row);
         }
     }
-    quorum::keep(results, &rows).expect("the results can be written");
-    if faults.is_empty() {
-        println!("All as promised.");
-        return ExitCode::SUCCESS;
-    }
-    println!("Not as promised:\n{}", faults.join("\n"));
-    ExitCode::FAILURE
+    quorum::keep(results, &rows, &made).expect("the results can be written");
+    page::verdict(&faults)
 }
 
 /// Plays a cell, or reads its earlier history.
 fn history_of(plan: &Plan, options: &Options, progress: &ProgressBar) -> Option<History> {
     let name = format!("{} {}", plan.name(), plan.seed).replace([' ', '|', ',', '+'], "-");
-    let path = |directory: &Path, kind: &str| directory.join(format!("{name}.{kind}"));
+    let path = |directory: &Path| directory.join(format!("{name}.json"));
     if let Some(directory) = &options.again {
-        let bytes = fs::read(path(directory, "json")).ok()?;
+        let bytes = fs::read(path(directory)).ok()?;
         return Some(serde_json::from_slice(&bytes).expect("a history that this program wrote"));
     }
     let mut scene = plan.start();
     let history = play(plan, scene.as_mut(), &|| progress.inc(1));
     if let Some(directory) = &options.histories {
         let text = serde_json::to_string(&history).expect("a history is plain data");
-        let mut text_of_calls = Vec::new();
-        let written = fs::create_dir_all(directory)
-            .and_then(|()| fs::write(path(directory, "json"), text))
-            .and_then(|()| lines::write(&mut text_of_calls, plan, &history))
-            .and_then(|()| fs::write(path(directory, "jsonl"), text_of_calls));
+        let written = fs::create_dir_all(directory).and_then(|()| fs::write(path(directory), text));
         written.expect("the histories can be written");
     }
     Some(history)

@@ -5,25 +5,19 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser;
-use dlock_integration::server_program;
+use dlock_harness::server_program;
 
 use crate::control::Planted;
 use crate::fault::Fault;
 use crate::report::Cell;
 use crate::run::{Length, Mode, Plan};
-use crate::setting::{
-    Setting, ALL, ALL_REPLICAS, CONFIRMED, COUNTS_FROM_ANSWER, MAIN_SETTINGS, NOTHING,
-    NO_ALLOWANCE, ONE_REPLICA, RECOMMENDED, WAIT_ALL, WAIT_AND_QUARANTINE, WAIT_ONE,
-};
+use crate::setting::Setting;
 
 /// The measured servers, if they were fetched.
 const MAIN_SERVERS: [&str; 2] = ["redis-8.6", "valkey-9.1"];
 
 /// Rounds per cell, unless the options say otherwise.
 const ROUNDS: usize = 15;
-
-/// The primary is cut off with one of its replicas.
-const BESIDE: Fault = Fault::PartitionBeside(1);
 
 /// A cell of the quick run ends after the round in which this time is over.
 const QUICK: Duration = Duration::from_secs(45);
@@ -36,141 +30,52 @@ struct Kind {
     setting: Setting,
 }
 
-fn sentinel(replicas: usize, fault: Fault, setting: Setting) -> Kind {
-    let mode = Mode::Sentinel;
-    Kind {
-        mode,
-        replicas,
-        fault,
-        setting,
+/// Returns the cells of a run on the first server, or on others. `cells.txt` has them.
+fn cells_of(is_quick: bool, is_first: bool) -> Vec<Kind> {
+    let (mut applies, mut cells) = (false, Vec::new());
+    let lines = include_str!("cells.txt").lines();
+    for line in lines.filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        if let Some(kinds) = line.strip_prefix("    ") {
+            let kinds = read(kinds).unwrap_or_else(|| panic!("no cell: {line}"));
+            cells.extend(kinds.into_iter().filter(|_| applies));
+            continue;
+        }
+        let (run, servers) = line.split_once(", ").expect("a run and servers");
+        let is_run = (run == "quick") == is_quick;
+        applies = is_run
+            && match servers {
+                "every server" => true,
+                "the first server" => is_first,
+                "other servers" => !is_first,
+                _ => panic!("no such servers: {servers}"),
+            };
     }
-}
-
-fn cluster(replicas: usize, fault: Fault, setting: Setting) -> Kind {
-    Kind {
-        mode: Mode::Cluster,
-        replicas,
-        fault,
-        setting,
-    }
-}
-
-/// Returns the cell with an operator: its schedule needs four replicas.
-fn by_hand(setting: Setting) -> Kind {
-    Kind {
-        mode: Mode::ByHand,
-        replicas: 4,
-        fault: Fault::ChainedLater,
-        setting,
-    }
-}
-
-/// Returns cells for a run of minutes: the recommended setting, and those that show that the run would notice its failure.
-fn quick(is_first: bool) -> Vec<Kind> {
-    let mut cells = vec![
-        sentinel(2, Fault::Partition, NOTHING),
-        sentinel(2, Fault::Partition, RECOMMENDED),
-        sentinel(2, Fault::LagThenKill, RECOMMENDED),
-        sentinel(3, BESIDE, RECOMMENDED),
-        sentinel(2, Fault::BriefStop, CONFIRMED),
-        sentinel(2, Fault::Partition, CONFIRMED),
-        by_hand(CONFIRMED),
-    ];
-    if is_first {
-        cells.extend([
-            sentinel(3, BESIDE, ONE_REPLICA),
-            sentinel(2, Fault::BriefStop, RECOMMENDED),
-            sentinel(2, Fault::BriefStop, WAIT_ONE),
-            sentinel(2, Fault::WrongChoice, RECOMMENDED),
-            sentinel(2, Fault::WrongChoice, CONFIRMED),
-            sentinel(3, BESIDE, CONFIRMED),
-            sentinel(1, Fault::Kill, COUNTS_FROM_ANSWER),
-            by_hand(NOTHING),
-        ]);
-    }
-    let in_cluster = [
-        Fault::Migrate,
-        Fault::Failover,
-        Fault::Partition,
-        Fault::MoveAtOnce,
-    ];
-    cells.extend(in_cluster.map(|fault| cluster(1, fault, NOTHING)));
     cells
 }
 
-/// Returns all cells on the first server, and the most important ones on the others.
-fn full(is_first: bool) -> Vec<Kind> {
-    let mut cells = Vec::new();
-    let (first, others) = ALL.split_at(MAIN_SETTINGS);
-    let under_sentinel = |setting: &Setting| {
-        let setting = *setting;
-        Fault::SENTINEL.map(move |fault| sentinel(2, fault, setting))
+fn read(line: &str) -> Option<Vec<Kind>> {
+    let mut parts = line.split(" | ");
+    let (mode, faults, setting) = (parts.next()?, parts.next()?, parts.next()?);
+    let (name, replicas) = mode.split_once(", ").unwrap_or((mode, ""));
+    let (mode, usual) = match name {
+        "Sentinel" => (Mode::Sentinel, 2),
+        "Cluster" => (Mode::Cluster, 1),
+        "By hand" => (Mode::ByHand, 4),
+        _ => return None,
     };
-    cells.extend(rules(is_first));
-    if is_first {
-        cells.extend(first.iter().flat_map(under_sentinel));
-    } else {
-        cells.extend(under_sentinel(&RECOMMENDED));
-        cells.push(sentinel(2, Fault::Partition, NOTHING));
-    }
-    cells.extend(Fault::CLUSTER.map(|fault| cluster(1, fault, NOTHING)));
-    let lossy = [
-        Fault::FailoverTakeover,
-        Fault::Kill,
-        Fault::Stop,
-        Fault::Partition,
-    ];
-    for setting in [RECOMMENDED, CONFIRMED] {
-        cells.extend(lossy.map(|fault| cluster(1, fault, setting)));
-    }
-    cells.extend(lossy.map(|fault| cluster(2, fault, CONFIRMED)));
-    if is_first {
-        cells.extend(others.iter().flat_map(under_sentinel));
-    }
-    cells
-}
-
-/// Returns cells with each rule of the recommended setting, kept and broken.
-fn rules(is_first: bool) -> Vec<Kind> {
-    let mut cells = vec![
-        sentinel(1, Fault::Partition, RECOMMENDED),
-        sentinel(3, Fault::Partition, RECOMMENDED),
-        sentinel(3, BESIDE, RECOMMENDED),
-        sentinel(3, BESIDE, ONE_REPLICA),
-        sentinel(2, Fault::BriefStop, RECOMMENDED),
-        sentinel(2, Fault::BriefStop, WAIT_ONE),
-        sentinel(2, Fault::WrongChoice, RECOMMENDED),
-        sentinel(2, Fault::WrongChoice, WAIT_ONE),
-        sentinel(1, Fault::Kill, CONFIRMED),
-        sentinel(1, Fault::Partition, CONFIRMED),
-        sentinel(2, BESIDE, CONFIRMED),
-        sentinel(3, BESIDE, CONFIRMED),
-        sentinel(3, Fault::PartitionBeside(2), CONFIRMED),
-        sentinel(2, Fault::BriefStop, CONFIRMED),
-        sentinel(2, Fault::WrongChoice, CONFIRMED),
-        sentinel(2, Fault::Restart, CONFIRMED),
-        cluster(1, Fault::FailoverForce, CONFIRMED),
-        cluster(2, Fault::FailoverForce, CONFIRMED),
-        by_hand(CONFIRMED),
-    ];
-    if is_first {
-        cells.extend([
-            sentinel(2, BESIDE, RECOMMENDED),
-            sentinel(2, BESIDE, ALL_REPLICAS),
-            sentinel(3, Fault::PartitionBeside(2), RECOMMENDED),
-            sentinel(2, BESIDE, WAIT_ALL),
-            sentinel(2, Fault::BriefStop, NO_ALLOWANCE),
-            sentinel(2, Fault::BriefStop, WAIT_AND_QUARANTINE),
-            sentinel(2, Fault::BriefStop, WAIT_ALL),
-            sentinel(2, Fault::WrongChoice, WAIT_AND_QUARANTINE),
-            sentinel(2, Fault::WrongChoice, WAIT_ALL),
-            sentinel(3, BESIDE, WAIT_ONE),
-            sentinel(3, BESIDE, WAIT_AND_QUARANTINE),
-            sentinel(1, Fault::Kill, COUNTS_FROM_ANSWER),
-            by_hand(NOTHING),
-        ]);
-    }
-    cells
+    let replicas = match replicas.split_once(' ') {
+        Some((number, _)) => number.parse().ok()?,
+        None => usual,
+    };
+    let kind = |fault| {
+        Some(Kind {
+            mode,
+            replicas,
+            fault: Fault::named(fault)?,
+            setting: Setting::named(setting)?,
+        })
+    };
+    faults.split(" / ").map(kind).collect()
 }
 
 /// Kills, stops and cuts off servers while clients use locks, and judges the clients' records.
@@ -212,7 +117,7 @@ pub struct Options {
     /// Where the figures go; those of other cells that are there stay
     #[arg(long)]
     pub results: Option<PathBuf>,
-    /// Also writes the history of each cell there: as lines of JSON, and as --again reads it
+    /// Also writes the history of each cell there, as --again reads it
     #[arg(long)]
     pub histories: Option<PathBuf>,
     /// Only the quorum over independent masters, this many seconds for each way
@@ -233,11 +138,7 @@ impl Options {
         let mut cells = Vec::new();
         for server in 0..servers.len() {
             let is_first = server == 0;
-            let kinds = if self.quick {
-                quick(is_first)
-            } else {
-                full(is_first)
-            };
+            let kinds = cells_of(self.quick, is_first);
             cells.extend(kinds.into_iter().map(|kind| (server, kind)));
         }
         let plans = cells.into_iter().map(|(server, kind)| {
@@ -251,7 +152,6 @@ impl Options {
                 setting: kind.setting,
                 seed: self.seed,
                 end: self.length(),
-                keeps_calls: self.histories.is_some(),
                 planted: self.plant,
             }
         });
@@ -317,7 +217,8 @@ mod tests {
     /// module without a quarantine.
     #[test]
     fn every_plan_has_its_controls() {
-        for cells in [quick(true), quick(false), full(true), full(false)] {
+        for (is_quick, is_first) in [(true, true), (true, false), (false, true), (false, false)] {
+            let cells = cells_of(is_quick, is_first);
             let plans = cells.into_iter().map(|kind| Plan {
                 mode: kind.mode,
                 replicas: kind.replicas,
@@ -339,8 +240,8 @@ mod tests {
     /// A setting that must show two owners promises no single one.
     #[test]
     fn no_cell_must_show_what_it_promises_not_to() {
-        for cells in [quick(true), full(true)] {
-            for kind in cells {
+        for is_quick in [true, false] {
+            for kind in cells_of(is_quick, true) {
                 let plan = Plan {
                     mode: kind.mode,
                     replicas: kind.replicas,

@@ -1,8 +1,7 @@
 //! The quorum over independent masters, measured: split votes, waits, and the effect of masters that die and come back.
 
 use std::ffi::OsString;
-use std::fmt::{self, Write as _};
-use std::fs;
+use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,11 +9,12 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::{Ask, Server};
+use dlock_evidence::page::{self, fill, lines};
+use dlock_harness::{Ask, Made, Server};
 use fastrand::Rng;
 use serde::Serialize;
 
-use crate::history::{Belief, End, History, Micros};
+use crate::history::{Belief, History, Micros};
 use crate::judge::judge;
 
 mod at_once;
@@ -274,39 +274,28 @@ impl Client {
             u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
         };
         Belief {
-            lock: held.lock.clone(),
-            owner: self.owner.clone(),
             token: held.tokens.iter().flatten().copied().max().unwrap_or(0),
-            limit: 1,
             asked: at(asked),
-            from: at(from),
-            until: at(until),
-            end: End::Released,
-            server: 0,
-            renewed: false,
+            ..Belief::new(&*held.lock, &*self.owner, at(from), at(until))
         }
     }
 }
 
 /// Writes the figures and the table of them.
-pub fn keep(directory: &Path, rows: &[Row]) -> io::Result<()> {
-    fs::create_dir_all(directory)?;
+pub fn keep(directory: &Path, rows: &[Row], made: &Made) -> io::Result<()> {
     let figures = serde_json::to_string_pretty(rows)? + "\n";
-    fs::write(directory.join("quorum.json"), figures)?;
-    fs::write(directory.join("quorum.md"), table(rows))
-}
-
-fn table(rows: &[Row]) -> String {
-    let mut text = format!(
-        "Made by `make chaos ARGS=--quorum`: {CLIENTS} clients want one lock over {MASTERS} masters, with leases of \
-         {LEASE:?}. Masters that die do so in pairs, one shortly after the other, and come back at once.\n\n\
-         | way | server | deaths | tries | held | split votes | time up | wait, ms: median, p99 | overlap, s (times) |\n\
-         |---|---|---|---|---|---|---|---|---|\n"
+    page::keep(directory, "quorum.json", &figures)?;
+    let text = fill(
+        include_str!("quorum.txt"),
+        &[
+            ("made", made),
+            ("clients", &CLIENTS),
+            ("masters", &MASTERS),
+            ("lease", &format!("{LEASE:?}")),
+            ("rows", &lines(rows)),
+        ],
     );
-    for row in rows {
-        writeln!(text, "{row}").expect("a String takes all");
-    }
-    text
+    page::keep(directory, "quorum.md", &text)
 }
 
 impl fmt::Display for Row {

@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_integration::redis::{from_redis_value, Value};
-use dlock_integration::{Party, PRIMARY};
+use dlock_evidence::group::ask_sentinel;
+use dlock_harness::redis::{from_redis_value, Value};
+use dlock_harness::Party;
 use fastrand::Rng;
 
 use crate::link::{Link, Reply};
@@ -85,17 +86,6 @@ impl Route for Pointed {
     fn moved(&mut self, _: usize, _: u16) {}
 
     fn forget(&mut self, _: u16) {}
-}
-
-/// Returns the primary according to a Sentinel.
-pub fn ask_sentinel(port: u16) -> Option<u16> {
-    let mut link = Link::connect(Party::LOCALHOST, port)?;
-    match link.call(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", PRIMARY], BOUND) {
-        Reply::Value(value) => from_redis_value::<(String, u16)>(&value)
-            .ok()
-            .map(|(_, port)| port),
-        _ => None,
-    }
 }
 
 /// By the table of slots of any node, and by MOVED.

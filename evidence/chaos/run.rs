@@ -5,16 +5,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::{Party, Server, Version};
+use dlock_evidence::group::{Node, ISLANDERS, MAINLANDERS};
+use dlock_harness::{Party, Server, Version};
 use fastrand::Rng;
 
 use crate::by_hand::ByHand;
-use crate::client::{Client, Shared, Way, CLAIM_MS, LEASE_MS};
+use crate::client::{all_locks, Client, Shared, Way, CLAIM_MS, LEASE_MS};
 use crate::cluster::Cluster;
 use crate::control::Planted;
 use crate::fault::Fault;
-use crate::history::{Applied, History, Left, Log, Round};
-use crate::nodes::{ISLANDERS, MAINLANDERS};
+use crate::history::{History, Round};
+use crate::nodes::{applied, died, gauges, log, set_quarantine};
 use crate::route::Route;
 use crate::sentinel::Watched;
 use crate::setting::Setting;
@@ -45,8 +46,6 @@ pub struct Plan {
     pub setting: Setting,
     pub seed: u64,
     pub end: Length,
-    /// Whether the history has each call.
-    pub keeps_calls: bool,
     /// The planted fault of the run itself.
     pub planted: Option<Planted>,
 }
@@ -135,18 +134,16 @@ pub trait Scene {
     fn route(&self, on_island: bool, random: Rng) -> Box<dyn Route>;
     /// Causes one fault, from its beginning until all is well again. Returns whether another server was primary in the end.
     fn inflict(&mut self, fault: Fault, random: &mut Rng) -> Inflicted;
-    /// Returns the lists written by GUARD, as the primaries have them now.
-    fn logs(&self) -> Vec<Log>;
-    fn gauges(&self) -> Vec<Left>;
-    /// Returns the servers' settings.
-    fn settings(&self) -> Vec<Applied>;
-    fn died(&mut self) -> Vec<String>;
+    /// Returns the lock's primary, if the servers agree on one.
+    fn primary_of(&self, lock: &str) -> Option<usize>;
+    fn nodes(&mut self) -> &mut [Node];
 }
 
 /// The outcome of a fault.
+#[derive(Default)]
 pub struct Inflicted {
-    /// The new primary, and when it was noticed.
-    pub new: Option<(Instant, u16)>,
+    /// When another primary was noticed, and which.
+    pub new: Option<(Instant, usize)>,
     /// Whether all servers agreed again.
     pub healed: bool,
 }
@@ -158,7 +155,6 @@ pub fn play(plan: &Plan, scene: &mut dyn Scene, progress: &dyn Fn()) -> History 
         stop: AtomicBool::new(false),
         setting: plan.setting,
         replicas: plan.replicas,
-        keeps_calls: plan.keeps_calls,
         believes_grants: plan.planted != Some(Planted::OnlyRenewed),
     };
     let mut random = plan.random();
@@ -182,7 +178,9 @@ pub fn play(plan: &Plan, scene: &mut dyn Scene, progress: &dyn Fn()) -> History 
         while history.rounds.len() < plan.end.rounds && shared.began.elapsed() < plan.end.at_most {
             thread::sleep(Duration::from_millis(random.u64(800..2_500)));
             let from = shared.now();
-            let inflicted = scene.inflict(plan.fault, &mut random);
+            let inflicted = inflict(plan, scene, &mut random);
+            let new = inflicted.new;
+            let new = new.map(|(at, new)| (shared.at(at), scene.nodes()[new].door.port()));
             let unknown_ms = if plan.fault.is_lossy() {
                 UNKNOWN_MS
             } else {
@@ -194,9 +192,9 @@ pub fn play(plan: &Plan, scene: &mut dyn Scene, progress: &dyn Fn()) -> History 
                 calm: shared.now() + unknown_ms * 1_000,
                 lossy: plan.fault.is_lossy(),
                 silent: plan.fault.is_silent(),
-                promoted: inflicted.new.is_some(),
+                promoted: new.is_some(),
                 healed: inflicted.healed,
-                new: inflicted.new.map(|(at, port)| (shared.at(at), port)),
+                new,
             });
             progress();
             if !inflicted.healed {
@@ -216,11 +214,37 @@ pub fn play(plan: &Plan, scene: &mut dyn Scene, progress: &dyn Fn()) -> History 
         }
         history
     });
-    history.logs = scene.logs();
-    history.left = scene.gauges();
-    history.settings = scene.settings();
-    history.died.extend(scene.died());
+    for lock in all_locks() {
+        let primary = scene.primary_of(lock);
+        let read = primary.and_then(|primary| log(&scene.nodes()[primary], lock));
+        history.logs.extend(read);
+    }
+    let nodes = scene.nodes();
+    history.left = gauges(nodes);
+    history.settings = nodes.iter().filter_map(applied).collect();
+    history.died = died(nodes);
     history
+}
+
+/// Causes one fault, and waits until quarantines are over.
+fn inflict(plan: &Plan, scene: &mut dyn Scene, random: &mut Rng) -> Inflicted {
+    let has_none = plan.planted == Some(Planted::NoQuarantine);
+    if has_none {
+        set_quarantine(scene.nodes(), 0);
+    }
+    let inflicted = scene.inflict(plan.fault, random);
+    if !plan.fault.moves() {
+        // Where replicas confirm answers, one after a full synchronisation counts late, and so does any other that joins soon
+        // after.
+        let promoted = inflicted.new.filter(|_| !plan.setting.confirms);
+        let since = promoted.map_or_else(Instant::now, |(at, _)| at);
+        let quarantine = Duration::from_millis(plan.setting.quarantine_ms);
+        thread::sleep(quarantine.saturating_sub(since.elapsed()));
+    }
+    if has_none {
+        set_quarantine(scene.nodes(), plan.setting.quarantine_ms);
+    }
+    inflicted
 }
 
 fn merge(history: &mut History, notes: History) {
@@ -230,7 +254,6 @@ fn merge(history: &mut History, notes: History) {
     history.absences.extend(notes.absences);
     history.tickets.extend(notes.tickets);
     history.unanswered.extend(notes.unanswered);
-    history.calls.extend(notes.calls);
     for (kind, count) in notes.answers {
         *history.answers.entry(kind).or_default() += count;
     }

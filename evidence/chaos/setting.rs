@@ -1,11 +1,9 @@
 //! Settings of servers and clients against lost grants.
 
-use dlock_integration::ServerBuilder;
+use dlock_evidence::group::DOWN_AFTER_MS;
+use dlock_harness::ServerBuilder;
 
 use crate::client::LEASE_MS;
-
-/// `down-after-milliseconds` of the Sentinels, `cluster-node-timeout`.
-pub const DOWN_AFTER_MS: u64 = 3_000;
 
 /// The longest lease, and an allowance for clocks and for the time until the last replica follows the new primary.
 pub const QUARANTINE_MS: u64 = LEASE_MS + 5_000;
@@ -136,10 +134,14 @@ pub const WAIT_AND_QUARANTINE: Setting = Setting {
     ..QUARANTINE
 };
 
-/// All settings that are measured under the usual faults, the most telling first.
-pub const ALL: [Setting; 9] = [
+/// All settings.
+pub const ALL: [Setting; 13] = [
     CONFIRMED,
+    COUNTS_FROM_ANSWER,
     RECOMMENDED,
+    ONE_REPLICA,
+    ALL_REPLICAS,
+    NO_ALLOWANCE,
     WAIT_AND_QUARANTINE,
     NOTHING,
     QUARANTINE,
@@ -158,10 +160,12 @@ pub const ALL: [Setting; 9] = [
     },
 ];
 
-/// The number of settings that are measured first.
-pub const MAIN_SETTINGS: usize = 4;
-
 impl Setting {
+    /// Returns the setting of this name.
+    pub fn named(name: &str) -> Option<Setting> {
+        ALL.into_iter().find(|setting| setting.name == name)
+    }
+
     /// Returns true if no two owners may believe in a lock, whatever the fault, if a cut leaves the primary at most `beside` of
     /// its replicas.
     pub fn is_safe(&self, replicas: usize, beside: usize) -> bool {

@@ -9,20 +9,19 @@
 mod table;
 
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use dlock_integration::redis::Value;
-use dlock_integration::workers::{Workers, LEASE_MS};
-use dlock_integration::{await_until, stat, Ask, Clock, Server, PATIENCE};
+use dlock_evidence::lanes::in_lanes;
+use dlock_evidence::page;
+use dlock_evidence::setting::{Setting, QUARANTINE_MS};
+use dlock_harness::redis::Value;
+use dlock_harness::workers::{Workers, LEASE_MS};
+use dlock_harness::{Ask, Clock, Made, Server};
 
-use crate::table::{Row, Table};
-
-/// The longest lease, and a second.
-const QUARANTINE_MS: u64 = LEASE_MS + 1_000;
+use crate::table::Row;
 
 /// How long workers work before the step, how long after it the primary dies, and how long they are observed.
 const BEFORE: Duration = Duration::from_millis(2_000);
@@ -42,13 +41,6 @@ struct Options {
     /// Where the table goes
     #[arg(long, default_value = "target/clocks")]
     results: std::path::PathBuf,
-}
-
-/// The servers' setting against lost grants.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Setting {
-    Nothing,
-    Replicas,
 }
 
 /// The server whose clock steps.
@@ -159,47 +151,18 @@ impl Case {
             (workers.end(since), free)
         });
         Row {
-            setting: self.setting,
-            whose: self.whose,
-            motion: self.motion,
-            twice: seen.twice,
-            together: seen.together,
-            gap: seen.gap,
+            case: self,
+            seen,
             free,
         }
     }
 
     /// Starts a primary and two replicas, each with a clock of its own, and waits until they are in sync.
     fn start(self) -> ([Server; 3], [Clock; 3]) {
-        let server = || {
-            let mut builder = Server::builder();
-            if self.setting == Setting::Replicas {
-                // Of moments until all are together: it cannot be shortened later.
-                for word in ["replicas", "2", "quarantine-ms", "1"] {
-                    builder = builder.module_argument(word);
-                }
-            }
-            Clock::of(builder)
-        };
-        let ((primary, a), (new, b), (other, c)) = (server(), server(), server());
-        for replica in [&new, &other] {
-            replica.replica_of(&primary);
-        }
-        for replica in [&new, &other] {
-            replica.wait_in_sync(&primary);
-        }
-        let servers = [primary, new, other];
-        if self.setting == Setting::Replicas {
-            await_until("both replicas count", PATIENCE, || {
-                stat(&servers[0], "replicas_counting") == 2
-                    && stat(&servers[0], "joins_count_late_ms") == 0
-            });
-            for server in &servers {
-                let set = format!("CONFIG SET dlock.quarantine-ms {QUARANTINE_MS}");
-                server.connection().ask::<String>(&set);
-            }
-        }
-        (servers, [a, b, c])
+        let [one, two, three] = [(); 3].map(|()| Clock::of(self.setting.builder()));
+        let servers = [one.0, two.0, three.0];
+        self.setting.join(&servers);
+        (servers, [one.1, two.1, three.1])
     }
 }
 
@@ -236,36 +199,18 @@ fn watch(server: &Server, since: Instant) -> Option<Duration> {
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    let cases = Case::all();
-    let (next, rows) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    thread::scope(|scope| {
-        for _ in 0..options.lanes {
-            scope.spawn(|| loop {
-                let at = next.fetch_add(1, Ordering::Relaxed);
-                let Some(case) = cases.get(at) else { break };
-                let row = case.play();
-                println!("{row}");
-                rows.lock().expect("no lane panics with it").push((at, row));
-            });
-        }
+    let (made, cases) = (Made::now(), Case::all());
+    let rows = in_lanes(options.lanes, &cases, |case| {
+        let row = case.play();
+        println!("{row}");
+        row
     });
-    let mut rows = rows.into_inner().expect("no lane has panicked");
-    rows.sort_by_key(|(at, _)| *at);
-    let table = Table::new(rows.into_iter().map(|(_, row)| row).collect());
-    table
-        .keep(&options.results)
-        .expect("the table can be written");
-    let mut as_promised = true;
-    for (case, row) in cases.iter().zip(&table.rows) {
+    table::keep(&rows, &made, &options.results).expect("the table can be written");
+    let wrong = rows.iter().filter(|row| {
         // A clock that is put back ends no lease early.
-        let is_back = case.ahead_ms() < 0;
-        if is_back && row.twice > 0 || case.must_let_in_two() && row.twice == 0 {
-            println!("Not as expected: {row}");
-            as_promised = false;
-        }
-    }
-    match as_promised {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
-    }
+        let (case, twice) = (row.case, row.seen.twice);
+        case.ahead_ms() < 0 && twice > 0 || case.must_let_in_two() && twice == 0
+    });
+    let wrong: Vec<String> = wrong.map(Row::to_string).collect();
+    page::verdict(&wrong)
 }

@@ -3,9 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
-use dlock_integration::redis::{self, cmd, RedisResult};
-use dlock_integration::rivals::COMPARE_AND_DELETE;
-use dlock_integration::{command, Grant, Wire};
+use dlock_harness::redis::{self, cmd, RedisResult};
+use dlock_harness::rivals::COMPARE_AND_DELETE;
+use dlock_harness::{command, Grant, Wire};
 
 /// The key of the stock.
 pub const STOCK: &str = "stock";

@@ -13,7 +13,7 @@ mod shop;
 
 use std::process::ExitCode;
 
-use dlock_integration::Server;
+use dlock_harness::Server;
 
 use crate::checkout::WAYS;
 use crate::shop::{Outcome, RUSH, SHOP};

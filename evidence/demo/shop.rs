@@ -4,7 +4,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::{Ask, Server, Wire};
+use dlock_harness::{Ask, Server, Wire};
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
 

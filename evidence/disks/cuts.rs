@@ -4,8 +4,8 @@ use std::fmt;
 use std::fs;
 use std::path::PathBuf;
 
-use dlock_integration::redis::Value;
-use dlock_integration::{Ask, Server, Wire};
+use dlock_harness::redis::Value;
+use dlock_harness::{Ask, Server, Wire};
 
 const LOCKS: usize = 6;
 const OWNERS: usize = 4;
@@ -81,7 +81,7 @@ pub fn play(cuts: usize, seed: u64) -> Cuts {
         .config("appendonly", "yes")
         .config("appendfsync", "always")
         .start();
-    let aof = aof_of(&server);
+    let aof = server.aof();
     let mut c = server.connection();
     // By the size of the AOF: the locks after reading it up to there.
     let mut pictures = vec![(size(&aof), picture(&mut c))];
@@ -126,14 +126,6 @@ pub fn play(cuts: usize, seed: u64) -> Cuts {
     fs::write(&aof, &whole).expect("the AOF can be written");
     server.restart();
     found
-}
-
-/// Returns the path of a server's AOF.
-pub fn aof_of(server: &Server) -> PathBuf {
-    let files = fs::read_dir(server.dir().join("appendonlydir")).expect("it has an AOF");
-    let mut paths = files.map(|file| file.expect("a file").path());
-    let is_written = |path: &PathBuf| path.to_string_lossy().ends_with(".incr.aof");
-    paths.find(is_written).expect("a file that is written to")
 }
 
 /// Returns how long the AOF is.

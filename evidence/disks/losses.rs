@@ -2,26 +2,20 @@
 
 use std::fmt;
 use std::fs::File;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::Mutex;
-use std::thread::{self, sleep};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use dlock_integration::workers::{Workers, LEASE_MS};
-use dlock_integration::{Ask, Server};
+use dlock_evidence::lanes::in_lanes;
+use dlock_evidence::setting::QUARANTINE_MS;
+use dlock_harness::workers::{Seen, Workers};
+use dlock_harness::{Ask, Server};
 
-use crate::cuts::{aof_of, size};
-
-/// The longest lease, and a second.
-const QUARANTINE_MS: u64 = LEASE_MS + 1_000;
+use crate::cuts::size;
 
 /// How long workers work, how long before the end the disk stores nothing more, and how long they are observed.
 const BEFORE: Duration = Duration::from_millis(3_500);
 const LOST: Duration = Duration::from_millis(1_000);
 const AFTER: Duration = Duration::from_millis(QUARANTINE_MS + 2_500);
-
-/// The head of the table.
-pub const HEAD: &str = "| what the server keeps | what is lost | against that | two owners | first grant after the death |\n|---|---|---|---|---|";
 
 /// How the server stores its data, and what it loses of it.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -45,10 +39,8 @@ pub struct Case {
 
 /// The observations of a case.
 pub struct Row {
-    case: Case,
-    pub twice: usize,
-    pub together: Duration,
-    gap: Duration,
+    pub case: Case,
+    pub seen: Seen,
 }
 
 impl Case {
@@ -81,12 +73,12 @@ impl Case {
             server.restart();
             sleep(Duration::from_millis(QUARANTINE_MS));
         }
-        let begun = (self.disk == Disk::No).then(|| size(&aof_of(&server)));
+        let begun = (self.disk == Disk::No).then(|| size(&server.aof()));
         let workers = Workers::start(server.port());
         sleep(BEFORE - LOST);
         let kept = match self.disk {
             Disk::Always => None,
-            Disk::EverySecond => Some(size(&aof_of(&server))),
+            Disk::EverySecond => Some(size(&server.aof())),
             Disk::No => begun,
             Disk::Rdb => {
                 server.connection().ask::<String>("SAVE");
@@ -97,18 +89,15 @@ impl Case {
         server.kill9();
         let died = Instant::now();
         if let Some(kept) = kept {
-            let file = File::options().write(true).open(aof_of(&server));
+            let file = File::options().write(true).open(server.aof());
             let cut = file.and_then(|file| file.set_len(kept as u64));
             cut.expect("the AOF can be cut");
         }
         server.restart();
         sleep(AFTER);
-        let seen = workers.end(died);
         Row {
             case: self,
-            twice: seen.twice,
-            together: seen.together,
-            gap: seen.gap,
+            seen: workers.end(died),
         }
     }
 }
@@ -132,39 +121,18 @@ impl Row {
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let twice = match self.twice {
-            0 => "none".to_owned(),
-            twice => format!("**{twice} times, {:.1} s**", self.together.as_secs_f64()),
-        };
-        let gap = self.gap.as_secs_f64();
+        let (twice, gap) = (self.seen.two_owners(), self.seen.gap.as_secs_f64());
         write!(f, "| {} | {twice} | {gap:.1} s |", self.name())
     }
 }
 
 /// Plays all cases, `lanes` at a time.
-pub fn play(lanes: usize) -> Vec<(Case, Row)> {
+pub fn play(lanes: usize) -> Vec<Row> {
     let disks = [Disk::Always, Disk::EverySecond, Disk::No, Disk::Rdb];
-    let cases: Vec<Case> = disks
-        .into_iter()
-        .flat_map(|disk| {
-            [false, true].map(|has_quarantine| Case {
-                disk,
-                has_quarantine,
-            })
-        })
-        .collect();
-    let (next, rows) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    thread::scope(|scope| {
-        for _ in 0..lanes {
-            scope.spawn(|| loop {
-                let at = next.fetch_add(1, Ordering::Relaxed);
-                let Some(case) = cases.get(at) else { break };
-                let row = case.play();
-                rows.lock().expect("no lane panics with it").push((at, row));
-            });
-        }
-    });
-    let mut rows = rows.into_inner().expect("no lane has panicked");
-    rows.sort_by_key(|(at, _)| *at);
-    rows.into_iter().map(|(at, row)| (cases[at], row)).collect()
+    let case = |disk, has_quarantine| Case {
+        disk,
+        has_quarantine,
+    };
+    let cases = disks.map(|disk| [case(disk, false), case(disk, true)]);
+    in_lanes(lanes, cases.as_flattened(), |case| case.play())
 }

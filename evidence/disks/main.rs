@@ -9,14 +9,16 @@
 mod cuts;
 mod losses;
 
-use std::path::PathBuf;
-use std::process::{Command, ExitCode};
-use std::{fs, thread};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use clap::Parser;
-use dlock_integration::Server;
+use dlock_evidence::page::{self, fill, lines};
+use dlock_harness::Made;
 
-use crate::losses::{Case, Row};
+use crate::cuts::Cuts;
+use crate::losses::Row;
 
 /// The command line.
 #[derive(Parser)]
@@ -36,58 +38,38 @@ struct Options {
 }
 
 fn main() -> ExitCode {
-    let options = Options::parse();
+    let (options, made) = (Options::parse(), Made::now());
     let cuts = cuts::play(options.cuts, options.seed);
     println!("{cuts}");
     let rows = losses::play(options.lanes);
     let mut wrong = cuts.wrong.clone();
-    for (case, row) in &rows {
+    for row in &rows {
         println!("{row}");
-        if case.promises_one_owner() && row.twice > 0 || case.must_let_in_two() && row.twice == 0 {
+        let (case, twice) = (row.case, row.seen.twice);
+        if case.promises_one_owner() && twice > 0 || case.must_let_in_two() && twice == 0 {
             wrong.push(row.to_string());
         }
     }
-    let text = page(&cuts, &rows);
-    fs::create_dir_all(&options.results)
-        .and_then(|()| fs::write(options.results.join("disks.md"), text))
-        .expect("the table can be written");
-    if wrong.is_empty() {
-        return ExitCode::SUCCESS;
-    }
-    println!("Not as promised:\n{}", wrong.join("\n"));
-    ExitCode::FAILURE
+    keep(&made, &cuts, &rows, &options.results).expect("the table can be written");
+    page::verdict(&wrong)
 }
 
-fn page(cuts: &cuts::Cuts, rows: &[(Case, Row)]) -> String {
-    let worst = rows
-        .iter()
-        .map(|(_, row)| row)
-        .max_by_key(|row| row.together);
+fn keep(made: &Made, cuts: &Cuts, rows: &[Row], directory: &Path) -> io::Result<()> {
+    let worst = rows.iter().max_by_key(|row| row.seen.together);
     let worst = worst.expect("there are rows");
-    let lines: Vec<String> = rows.iter().map(|(_, row)| row.to_string()).collect();
-    let server = Server::start();
-    format!(
-        "Made by `make disks`, on {}, dlock {}, {}, {} cores, {}.\n\n\
-         **At worst {} times an owner was let in beside another one, for {:.1} s in all**: {}. {}\n\n{}\n{}\n",
-        server.version(),
-        server.module_version().expect("the module is loaded"),
-        said("date", &["-u", "+%F"]),
-        thread::available_parallelism().map_or(1, usize::from),
-        said("uname", &["-srm"]),
-        worst.twice,
-        worst.together.as_secs_f64(),
-        worst.name().replace(" | ", ", "),
-        cuts,
-        losses::HEAD,
-        lines.join("\n")
-    )
-}
-
-/// Returns the output of a program.
-fn said(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output();
-    output.map_or_else(
-        |_| "unknown".to_owned(),
-        |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
-    )
+    let text = fill(
+        include_str!("page.txt"),
+        &[
+            ("made", made),
+            ("twice", &worst.seen.twice),
+            (
+                "together",
+                &format!("{:.1}", worst.seen.together.as_secs_f64()),
+            ),
+            ("worst", &worst.name().replace(" | ", ", ")),
+            ("cuts", cuts),
+            ("rows", &lines(rows)),
+        ],
+    );
+    page::keep(directory, "disks.md", &text)
 }

@@ -9,12 +9,9 @@ use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use dlock_integration::{await_until, command, stat, Ask, Server, Wire, PATIENCE};
-
-use dlock_integration::workers::{self, Seen, Workers, LEASE_MS};
-
-/// The longest lease, and a second.
-const QUARANTINE_MS: u64 = LEASE_MS + 1_000;
+use dlock_evidence::setting::{Setting, QUARANTINE_MS};
+use dlock_harness::workers::{self, Seen, Workers, LEASE_MS};
+use dlock_harness::{command, Ask, Server, Wire};
 
 /// How long workers work before the failover, how long the replica lags in that and how much other data is written, and how long
 /// they are observed afterwards.
@@ -23,73 +20,11 @@ const LAG: Duration = Duration::from_millis(1_000);
 const MUCH: usize = 1 << 20;
 const AFTER: Duration = Duration::from_millis(QUARANTINE_MS + 2_500);
 
-/// The servers' setting against lost grants.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Setting {
-    Nothing,
-    Quarantine,
-    Replicas,
-}
-
-impl Setting {
-    fn name(self) -> &'static str {
-        match self {
-            Setting::Nothing => "nothing",
-            Setting::Quarantine => "a quarantine",
-            Setting::Replicas => "dlock.replicas 2",
-        }
-    }
-
-    fn server(self) -> Server {
-        let argument = |name: &str, value: u64| [name.to_owned(), value.to_string()];
-        let words = match self {
-            Setting::Nothing => vec![],
-            Setting::Quarantine => argument("quarantine-ms", QUARANTINE_MS).to_vec(),
-            // Of moments until all are together: it cannot be shortened later.
-            Setting::Replicas => [argument("replicas", 2), argument("quarantine-ms", 1)].concat(),
-        };
-        let builder = words.into_iter().fold(Server::builder(), |builder, word| {
-            builder.module_argument(word)
-        });
-        builder.start()
-    }
-}
-
-/// Starts a primary and two replicas, and waits until they are in sync.
-fn start(setting: Setting) -> [Server; 3] {
-    let servers = [setting.server(), setting.server(), setting.server()];
-    let [primary, replicas @ ..] = &servers;
-    for replica in replicas {
-        replica.replica_of(primary);
-    }
-    for replica in replicas {
-        replica.wait_in_sync(primary);
-    }
-    let say = |line: &str| {
-        for server in &servers {
-            server.connection().ask::<String>(line);
-        }
-    };
-    match setting {
-        Setting::Nothing => {}
-        // The quarantine of the start is not shown.
-        Setting::Quarantine => {
-            say("CONFIG SET dlock.quarantine-ms 0");
-            say(&format!("CONFIG SET dlock.quarantine-ms {QUARANTINE_MS}"));
-        }
-        Setting::Replicas => {
-            await_until("both replicas count", PATIENCE, || {
-                stat(primary, "replicas_counting") == 2 && stat(primary, "joins_count_late_ms") == 0
-            });
-            say(&format!("CONFIG SET dlock.quarantine-ms {QUARANTINE_MS}"));
-        }
-    }
-    servers
-}
-
 /// Kills the primary of such a group while workers work, and promotes a replica: the one that lags, or one of equals.
 fn fail_over(setting: Setting, lags: bool) -> Seen {
-    let [mut primary, new, other] = start(setting);
+    let servers = [(); 3].map(|()| setting.builder().start());
+    setting.join(&servers);
+    let [mut primary, new, other] = servers;
     let workers = Workers::start(primary.port());
     sleep(BEFORE - LAG);
     // It reads this when it resumes, before the rest of its primary's stream.

@@ -9,14 +9,12 @@
 //	scenes/   what the clients do
 //	server/   servers and connections
 //	faulty/   servers with a fault
-//	chaos/    the histories of `make chaos`
 package main
 
 import (
 	"errors"
 	"flag"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,8 +22,6 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
-
-	"dlock.example/judge/chaos"
 )
 
 // Clients of a scene, besides the observer.
@@ -33,8 +29,8 @@ const clients = 4
 
 type options struct {
 	module, results string
+	machine         string
 	servers         []string
-	histories       string
 	seed            uint64
 	quick           bool
 	// length is the time for one server, round that of one round of scenes, faulty that of a scene at a faulty server.
@@ -48,7 +44,6 @@ func main() {
 	o := options{round: 8 * time.Second, faulty: 6 * time.Second, trials: 10, timeout: 2 * time.Minute}
 	flag.StringVar(&o.module, "module", "", "the module")
 	flag.StringVar(&o.results, "results", "target/judge", "where the figures and the page go")
-	flag.StringVar(&o.histories, "histories", "", "where `make chaos` has put its histories, if it has")
 	flag.Uint64Var(&o.seed, "seed", 1, "what the clients' doings are drawn from")
 	flag.BoolVar(&o.quick, "quick", false, "three minutes")
 	minutes := flag.Float64("minutes", 10, "how long each server is under load")
@@ -90,29 +85,13 @@ func (o *options) run() error {
 	if err != nil {
 		return err
 	}
-	o.module = module
+	o.module, o.machine = module, machine()
 	if err := os.MkdirAll(o.results, 0o755); err != nil {
 		return err
 	}
 	var wrong []string
-	cells, err := chaos.Read(o.histories)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if len(o.servers)+len(cells) == 0 {
-		return errors.New("there is no such server, and there are no histories")
-	}
-	var verdicts []chaos.Verdict
-	for _, cell := range cells {
-		v := chaos.Judge(cell, o.timeout)
-		fmt.Println("  " + v.String())
-		if v.IsWrong() {
-			wrong = append(wrong, v.String())
-		}
-		verdicts = append(verdicts, v)
-	}
-	if err := o.keepChaos(verdicts); err != nil {
-		return err
+	if len(o.servers) == 0 {
+		return errors.New("there is no such server")
 	}
 	for _, program := range o.servers {
 		run, err := o.play(program)

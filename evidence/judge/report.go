@@ -14,35 +14,18 @@ import (
 	"sort"
 	"strings"
 
-	"dlock.example/judge/chaos"
 	"dlock.example/judge/faulty"
 )
 
 // Figures are those of all kept runs, one per server and version.
 type Figures struct {
-	Runs  []Run
-	Chaos []chaos.Verdict
-	// Machine is the machine of the run, Checker the version of Porcupine, Go that of the compiler.
+	Runs []Run
+	// Machine is the machine of the run and its load, Checker the version of Porcupine, Go that of the compiler.
 	Machine, Checker, Go string
 }
 
+// keep adds a run to the figures, in the place of an earlier one at that server, and writes them and the page.
 func (o *options) keep(run Run) error {
-	return o.change(func(f *Figures) {
-		f.Runs = slices.DeleteFunc(f.Runs, func(old Run) bool { return old.Server == run.Server })
-		f.Runs = append(f.Runs, run)
-		sort.Slice(f.Runs, func(i, j int) bool { return f.Runs[i].Server < f.Runs[j].Server })
-	})
-}
-
-func (o *options) keepChaos(verdicts []chaos.Verdict) error {
-	if len(verdicts) == 0 {
-		return nil
-	}
-	return o.change(func(f *Figures) { f.Chaos = verdicts })
-}
-
-// change reads the figures, changes them, and writes them and the page.
-func (o *options) change(by func(*Figures)) error {
 	path := filepath.Join(o.results, "judge.json")
 	var f Figures
 	text, err := os.ReadFile(path)
@@ -52,8 +35,10 @@ func (o *options) change(by func(*Figures)) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	f.Machine, f.Checker, f.Go = machine(), checker(), runtime.Version()
-	by(&f)
+	f.Machine, f.Checker, f.Go = o.machine, checker(), runtime.Version()
+	f.Runs = slices.DeleteFunc(f.Runs, func(old Run) bool { return old.Server == run.Server })
+	f.Runs = append(f.Runs, run)
+	sort.Slice(f.Runs, func(i, j int) bool { return f.Runs[i].Server < f.Runs[j].Server })
 	if text, err = json.MarshalIndent(f, "", " "); err != nil {
 		return err
 	}
@@ -63,6 +48,7 @@ func (o *options) change(by func(*Figures)) error {
 	return os.WriteFile(filepath.Join(o.results, "judge.md"), []byte(page(&f)), 0o644)
 }
 
+// machine returns this machine and its load, in the words of the other programs' pages (integration/harness/src/servers/made.rs).
 func machine() string {
 	name := runtime.GOARCH
 	if text, err := os.ReadFile("/proc/cpuinfo"); err == nil {
@@ -73,8 +59,11 @@ func machine() string {
 			}
 		}
 	}
-	kernel, _ := exec.Command("uname", "-sr").Output()
-	return fmt.Sprintf("%d cores, %s, %s", runtime.NumCPU(), name, strings.TrimSpace(string(kernel)))
+	kernel, _ := exec.Command("uname", "-srm").Output()
+	load, _ := os.ReadFile("/proc/loadavg")
+	now, _, _ := strings.Cut(string(load), " ")
+	return fmt.Sprintf("%s, %d cores shared by servers and clients, %s, load before the run %s",
+		name, runtime.NumCPU(), strings.TrimSpace(string(kernel)), now)
 }
 
 func checker() string {
@@ -98,8 +87,15 @@ func page(f *Figures) string {
 		planted += fault.Planted
 		found += fault.Found
 	}
-	say("Made by `make judge`, which leaves the figures in `target/judge/judge.json`: histories from real servers, judged by ")
-	say("[Porcupine](https://github.com/anishathalye/porcupine). [What is judged](../../evidence/judge/README.md)\n\n")
+	var servers, modules, dates []string
+	for _, run := range f.Runs {
+		servers, modules, dates = append(servers, run.Server), append(modules, run.Module), append(dates, run.Date)
+	}
+	slices.Sort(modules)
+	slices.Sort(dates)
+	say("Made by `make judge`: dlock %s, %s, %s, %s. It leaves the figures in `target/judge/judge.json`. ",
+		strings.Join(slices.Compact(modules), ", "), strings.Join(slices.Compact(dates), ", "), strings.Join(servers, ", "), f.Machine)
+	say("Histories from real servers are judged by [Porcupine](https://github.com/anishathalye/porcupine). [What is judged](../../evidence/judge/README.md)\n\n")
 	say("**Not what dlock promises: %d of %s histories. Undecided: %d. ", sum.Illegal, number(sum.Histories), sum.Undecided)
 	say("Planted faults: %d of %d found.** %s calls, %s of them grants; %s connections were cut, %s calls never answered.\n\n",
 		found, planted, number(sum.Calls), number(sum.Granted), number(sum.Cut), number(sum.Unanswered))
@@ -109,8 +105,8 @@ func page(f *Figures) string {
 	if len(wrong) > 0 {
 		say("\n")
 	}
-	say("Porcupine %s, %s; %s. It took %.1f s for %s steps, and %.1f s at most for one history.\n\n",
-		f.Checker, f.Go, f.Machine, float64(sum.JudgedMs)/1000, number(sum.Steps), float64(sum.LongestJudgedMs)/1000)
+	say("Porcupine %s, %s. It took %.1f s for %s steps, and %.1f s at most for one history.\n\n",
+		f.Checker, f.Go, float64(sum.JudgedMs)/1000, number(sum.Steps), float64(sum.LongestJudgedMs)/1000)
 	say("| server | dlock | date | seconds | restarts | histories | calls | not allowed | undecided | ")
 	say("answer to a PING, ms: median, longest |\n")
 	say("|---|---|---|---|---|---|---|---|---|---|\n")
@@ -140,19 +136,6 @@ func page(f *Figures) string {
 		}
 		say("| %s | %s | %g | %s | %d | %d | %s |\n",
 			fault.Fault, fault.Scene, lease, number(fault.Calls), fault.Planted, fault.Found, after)
-	}
-	if len(f.Chaos) > 0 {
-		say("\nHistories of `make chaos`. Not allowed: locks at which an owner worked beside another one whom the limits exclude, ")
-		say("or whose tokens fell. Planted: a second owner in a copy of a lock's history.\n\n")
-		say("| cell | two owners | locks | operations | not allowed | undecided | planted, found |\n|---|---|---|---|---|---|---|\n")
-		for _, v := range f.Chaos {
-			promise := "possible"
-			if v.Promises {
-				promise = "never, it is promised"
-			}
-			say("| %s | %s | %d | %s | %d | %d | %d, %d |\n", strings.ReplaceAll(v.Cell, " | ", ", "), promise, v.Locks,
-				number(v.Operations), v.Illegal, v.Unknown, v.Planted, v.Found)
-		}
 	}
 	return b.String()
 }

@@ -4,7 +4,7 @@ use std::env;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use dlock_integration::{await_until, spawn, stop, Ask, Wire, PATIENCE};
+use dlock_harness::{await_until, spawn, stop, Ask, Wire, PATIENCE};
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 

@@ -3,9 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
-use dlock_integration::redis::{cmd, from_redis_value, Cmd, ConnectionLike, Value};
-use dlock_integration::rivals::{COMPARE_AND_DELETE, COMPARE_AND_EXPIRE, TAKE_IN_TURN};
-use dlock_integration::{command, Ask, Grant, Wire};
+use dlock_harness::redis::{cmd, from_redis_value, Cmd, ConnectionLike, Value};
+use dlock_harness::rivals::{COMPARE_AND_DELETE, COMPARE_AND_EXPIRE, TAKE_IN_TURN};
+use dlock_harness::{command, Ask, Grant, Wire};
 use serde::{Deserialize, Serialize};
 
 /// A lease that outlasts every run.

@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::{Ask, Wire, PATIENCE};
+use dlock_harness::{Ask, Wire, PATIENCE};
 use serde::{Deserialize, Serialize};
 
 use crate::lock::{served, Given, Lock, Terms, Use, Way};

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use dlock_integration::{Ask, Server, Wire};
+use dlock_harness::{Ask, Server, Wire};
 
 use crate::lock::{Terms, Way, LONG_MS};
 use crate::part::tally;

@@ -3,8 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::{cmd, ConnectionLike, Value};
-use dlock_integration::{await_until, command, Ask, Wire, PATIENCE};
+use dlock_harness::redis::{cmd, ConnectionLike, Value};
+use dlock_harness::{await_until, command, Ask, Wire, PATIENCE};
 use fastrand::Rng;
 
 use crate::client::Client;
@@ -265,8 +265,8 @@ impl<'a> Scene<'a> {
         self.terms(number, "all")
     }
 
-    /// Returns how long a client is observed that should have what it wants at once. Where it never has it, that is short; where it
-    /// has it, a loaded machine may delay it.
+    /// Returns for how long a client is observed that should get what it wants at once: briefly where it never will, and where it will,
+    /// as long as a loaded machine may delay it.
     fn patience(&self) -> Duration {
         match self.way {
             Way::Dlock(_) => PATIENCE,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use dlock_integration::{Ask, Server};
+use dlock_harness::{Ask, Server};
 
 /// The time between two looks.
 const INTERVAL: Duration = Duration::from_millis(5);

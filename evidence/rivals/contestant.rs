@@ -78,11 +78,6 @@ impl Contestant {
             Contestant::Nothing(_) => "nothing",
         }
     }
-
-    /// Returns true if it needs the module.
-    pub fn is_ours(self) -> bool {
-        matches!(self, Contestant::DlockReplicas | Contestant::Dlock)
-    }
 }
 
 impl fmt::Display for Contestant {

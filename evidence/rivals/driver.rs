@@ -10,11 +10,12 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use dlock_integration::spawn;
+use dlock_harness::belief::{now, Belief, End, Micros};
+use dlock_harness::spawn;
 
-use crate::belief::{Belief, End, Nanos, GROUPS};
 use crate::contestant::{Contestant, Driver, CLIENTS, LEASE_MS, LOCKS, LONG_MS, SHORT_MS, WAIT_MS};
-use crate::scene::Group;
+use crate::scene::Ways;
+use crate::seen::{group_of, GROUPS};
 
 /// How long a driver may take to end after the run asked it to.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -33,10 +34,10 @@ impl Drivers {
     }
 
     /// Returns the versions of the driven libraries: the lines that `install.sh` has written.
-    pub fn versions(&self) -> String {
+    pub fn versions(&self) -> Vec<String> {
         let lines = fs::read_to_string(self.directory.join("versions"));
         let lines = lines.expect("install.sh has written the versions");
-        lines.lines().collect::<Vec<_>>().join(", ")
+        lines.lines().map(str::to_owned).collect()
     }
 
     fn command(&self, driver: Driver) -> Command {
@@ -63,7 +64,7 @@ impl Playing {
     pub fn start(
         drivers: &Drivers,
         contestant: Contestant,
-        groups: &[Group],
+        groups: &[Ways],
         granted: &Arc<[AtomicUsize; GROUPS]>,
         log: &Path,
     ) -> Playing {
@@ -118,7 +119,7 @@ impl Playing {
 }
 
 /// Returns a group's ways, as the drivers read them: masters, or Sentinels and then `announced:way`.
-fn told(contestant: Contestant, group: &Group) -> String {
+fn told(contestant: Contestant, group: &Ways) -> String {
     let list = |ports: &[u16]| {
         let words: Vec<String> = ports.iter().map(u16::to_string).collect();
         words.join(",")
@@ -136,7 +137,7 @@ fn told(contestant: Contestant, group: &Group) -> String {
 struct Notes {
     beliefs: Vec<Belief>,
     /// Holds that are not over: the index of the belief, and the end of its lease.
-    open: HashMap<String, (usize, Nanos)>,
+    open: HashMap<String, (usize, Micros)>,
 }
 
 impl Notes {
@@ -144,24 +145,16 @@ impl Notes {
     /// the group if a lock was granted.
     fn add(&mut self, line: &str) -> Option<usize> {
         let words: Vec<&str> = line.split(' ').collect();
-        let time = |word: &str| word.parse::<Nanos>().expect("a time in nanoseconds");
+        let time = |word: &str| word.parse::<Micros>().expect("a time in nanoseconds") / 1_000;
         match words[..] {
             ["grant", client, lock, from, end] => {
                 let (from, end) = (time(from), time(end));
-                let group = client
-                    .split('-')
-                    .next()
-                    .and_then(|group| group.parse().ok());
-                let group = group.expect("a group and a number");
+                let group = group_of(client).expect("a group and a number");
                 self.open
                     .insert(client.to_owned(), (self.beliefs.len(), end));
                 self.beliefs.push(Belief {
-                    lock: lock.parse().expect("a number of a lock"),
-                    group,
-                    client: client.to_owned(),
-                    from,
-                    until: end.max(from),
                     end: End::Unknown,
+                    ..Belief::new(lock, client, from, end.max(from))
                 });
                 Some(group)
             }
@@ -182,7 +175,7 @@ impl Notes {
 
     /// Ends the open beliefs when the driver ends.
     fn end(mut self) -> Vec<Belief> {
-        let over = crate::belief::now();
+        let over = now();
         for (belief, _) in self.open.into_values() {
             let belief = &mut self.beliefs[belief];
             belief.until = belief.until.min(over).max(belief.from);
@@ -199,27 +192,25 @@ mod tests {
     fn the_lines_of_a_driver_are_beliefs() {
         let mut notes = Notes::default();
         for line in [
-            "grant 0-a 3 10 100",
-            "grant 1-b 3 20 90",
-            "over 0-a 40 released",
-            "over 1-b 95 lost",
-            "grant 0-a 1 50 200",
-            "over 0-a 60 lost",
+            "grant 0-a 3 10000 100000",
+            "grant 1-b 3 20000 90000",
+            "over 0-a 40000 released",
+            "over 1-b 95000 lost",
+            "grant 0-a 1 50000 200000",
+            "over 0-a 60000 lost",
         ] {
             notes.add(line);
         }
-        let seen: Vec<_> = notes
-            .end()
-            .iter()
-            .map(|b| (b.lock, b.from, b.until, b.end))
-            .collect();
+        let beliefs = notes.end();
+        let seen = beliefs.iter().map(|b| (&*b.lock, b.from, b.until, b.end));
+        let seen: Vec<_> = seen.collect();
         assert_eq!(
             seen,
             [
-                (3, 10, 40, End::Released),
+                ("3", 10, 40, End::Released),
                 // It had ended by its own clock.
-                (3, 20, 90, End::Unknown),
-                (1, 50, 60, End::Lost)
+                ("3", 20, 90, End::Unknown),
+                ("1", 50, 60, End::Lost)
             ]
         );
     }

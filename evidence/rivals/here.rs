@@ -4,13 +4,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
-use dlock_integration::redis::Value;
-use dlock_integration::{command, reply_of, rivals, Wire};
+use dlock_evidence::group::ask_sentinel;
+use dlock_harness::belief::{now, Belief, End, Micros, MILLISECOND};
+use dlock_harness::redis::Value;
+use dlock_harness::{command, reply_of, rivals, Wire};
 use fastrand::Rng;
 
-use crate::belief::{now, Belief, End, Nanos, GROUPS, MS};
 use crate::contestant::{Contestant, LEASE_MS, LOCKS, LONG_MS, SHORT_MS, WAIT_MS};
-use crate::scene::{ask_sentinel, Group};
+use crate::scene::Ways;
+use crate::seen::GROUPS;
 
 /// How long a connection may take, and an answer in addition to the time that the server may wait.
 const CONNECTING: Duration = Duration::from_millis(500);
@@ -24,7 +26,7 @@ const POLL: Duration = Duration::from_millis(20);
 const REST: Duration = Duration::from_millis(50);
 
 /// How long before its end a client takes a lease for ended.
-const ALLOWANCE: Nanos = 2 * MS;
+const ALLOWANCE: Micros = 2 * MILLISECOND;
 
 /// The beginnings of answers of a server that is no primary, or may no longer be one.
 const ELSEWHERE: [&str; 6] = [
@@ -39,7 +41,7 @@ const ELSEWHERE: [&str; 6] = [
 /// A client.
 pub struct Client<'a> {
     pub contestant: Contestant,
-    pub group: (usize, &'a Group),
+    pub group: (usize, &'a Ways),
     pub name: String,
     pub over: &'a AtomicBool,
     pub granted: &'a [AtomicUsize; GROUPS],
@@ -61,7 +63,7 @@ impl Client<'_> {
             let Some(asked) = self.take(lock, &owner) else {
                 continue;
             };
-            let (from, end) = (now(), asked + LEASE_MS as Nanos * MS - ALLOWANCE);
+            let (from, end) = (now(), asked + LEASE_MS * MILLISECOND - ALLOWANCE);
             self.granted[self.group.0].fetch_add(1, Ordering::Relaxed);
             sleep(Duration::from_millis(hold_ms));
             let given_back = now();
@@ -70,13 +72,10 @@ impl Client<'_> {
                 Some(false) if given_back < end => End::Lost,
                 _ => End::Unknown,
             };
+            let until = given_back.min(end).max(from);
             beliefs.push(Belief {
-                lock,
-                group: self.group.0,
-                client: self.name.clone(),
-                from,
-                until: given_back.min(end).max(from),
                 end: end_of_hold,
+                ..Belief::new(lock.to_string(), &*self.name, from, until)
             });
             let pause = self.random.u64(1..SHORT_MS);
             sleep(Duration::from_millis(pause));
@@ -85,7 +84,7 @@ impl Client<'_> {
     }
 
     /// Waits for a lock for a while. Returns when the granted request was sent.
-    fn take(&mut self, lock: usize, owner: &str) -> Option<Nanos> {
+    fn take(&mut self, lock: usize, owner: &str) -> Option<Micros> {
         match self.contestant {
             Contestant::SetWait => self.set_and_wait(lock, owner),
             Contestant::Nothing(_) => Some(now()),
@@ -98,8 +97,8 @@ impl Client<'_> {
         }
     }
 
-    fn set_and_wait(&mut self, lock: usize, owner: &str) -> Option<Nanos> {
-        let until = now() + WAIT_MS as Nanos * MS;
+    fn set_and_wait(&mut self, lock: usize, owner: &str) -> Option<Micros> {
+        let until = now() + WAIT_MS * MILLISECOND;
         while now() < until && !self.over.load(Ordering::Relaxed) {
             let asked = now();
             match self.ask(&format!("SET lock:{lock} {owner} NX PX {LEASE_MS}"), BOUND) {
@@ -126,7 +125,7 @@ impl Client<'_> {
         match self.contestant {
             Contestant::Nothing(_) => Some(true),
             Contestant::SetWait => {
-                let mut script = dlock_integration::redis::cmd("EVAL");
+                let mut script = dlock_harness::redis::cmd("EVAL");
                 let key = format!("lock:{lock}");
                 script.arg(rivals::COMPARE_AND_DELETE).arg(1).arg(key);
                 script.arg(owner);

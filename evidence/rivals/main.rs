@@ -10,34 +10,37 @@
 //! | `scene.rs` | the servers, and their faults |
 //! | `here.rs` | clients that are threads of this program |
 //! | `driver.rs`, `java/`, `redlock/` | clients in Java (Redisson) and Go (redsync), and the programs that run them |
-//! | `belief.rs` | the clients' beliefs, and the faults in them |
+//! | `seen.rs` | the observations of a cell |
 //! | `page.rs` | the page |
 
-mod belief;
 mod contestant;
 mod driver;
 mod here;
 mod page;
 mod scene;
+mod seen;
 
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 use std::{fs, panic};
 
 use clap::Parser;
+use dlock_evidence::lanes::in_lanes;
+use dlock_harness::belief::{now, Belief};
+use dlock_harness::Made;
 use fastrand::Rng;
 
-use crate::belief::{now, Belief, Round, Seen, GROUPS};
 use crate::contestant::{Contestant, Driver, Fault, CLIENTS};
 use crate::driver::{Drivers, Playing};
 use crate::here::Client;
 use crate::page::{Page, Row};
 use crate::scene::Scene;
+use crate::seen::{Round, Seen, GROUPS};
 
 /// The number of locks that each group of clients takes before a fault.
 const GRANTS: usize = 10;
@@ -106,7 +109,7 @@ fn play(
     seed: u64,
     happen: impl FnOnce(&mut Scene, &dyn Fn()) -> Vec<Round>,
 ) -> (Vec<Belief>, Vec<Round>) {
-    let groups = scene.groups.clone();
+    let groups = scene.clients.clone();
     let granted: Arc<[AtomicUsize; GROUPS]> = Arc::default();
     let await_work = || {
         let counts = || {
@@ -198,7 +201,6 @@ fn cell(
     logs: &Path,
 ) -> Row {
     let mut scene = Scene::start(contestant);
-    let versions = scene.versions();
     let mut random = Rng::with_seed(options.seed);
     let log = logs.join(format!("{}-{}.log", contestant.word(), fault.word()));
     let count = options.rounds();
@@ -226,7 +228,7 @@ fn cell(
         .map(|b| {
             format!(
                 "{} {} {} {} {:?}\n",
-                b.lock, b.client, b.from, b.until, b.end
+                b.lock, b.owner, b.from, b.until, b.end
             )
         })
         .chain(
@@ -244,7 +246,6 @@ fn cell(
         without_effect: (rounds.iter())
             .filter(|round| !round.took_effect && !round.tilted)
             .count(),
-        versions,
     }
 }
 
@@ -254,6 +255,10 @@ fn main() -> ExitCode {
     let results = (options.results).join(if options.quick { "quick" } else { "full" });
     let logs = results.join("logs");
     fs::create_dir_all(&logs).expect("the results can be written");
+    let mut versions = drivers.versions();
+    let made = Made::now();
+    versions.insert(0, made.server.clone());
+    let made = made.with(&versions);
     let reported = match planted(&options, &drivers, &logs) {
         Ok(reported) => reported,
         Err(blind) => {
@@ -262,42 +267,31 @@ fn main() -> ExitCode {
         }
     };
     let cells = options.cells();
-    let (next, rows) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    let failed = AtomicBool::new(false);
-    thread::scope(|scope| {
-        for _ in 0..options.lanes {
-            scope.spawn(|| {
-                while let Some(of) = cells.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    match panic::catch_unwind(|| cell(*of, &options, &drivers, &logs)) {
-                        Ok(row) => {
-                            println!("{row}");
-                            rows.lock().expect("no lane panics with it").push(row);
-                        }
-                        Err(_) => {
-                            println!("{}, {}: not played to its end", of.0, of.1);
-                            failed.store(true, Ordering::Relaxed);
-                        }
-                    }
-                }
-            });
+    let rows = in_lanes(options.lanes, &cells, |of| {
+        let row = panic::catch_unwind(|| cell(*of, &options, &drivers, &logs));
+        match &row {
+            Ok(row) => println!("{row}"),
+            Err(_) => println!("{}, {}: not played to its end", of.0, of.1),
         }
+        row.ok()
     });
-    let rows = rows.into_inner().expect("no lane has panicked");
+    let rows: Vec<Row> = rows.into_iter().flatten().collect();
+    let mut failed = rows.len() < cells.len();
     for row in &rows {
         for what in row.failed_controls(options.rounds()) {
             println!("CONTROL FAILED: {}, {}: {what}", row.contestant, row.fault);
-            failed.store(true, Ordering::Relaxed);
+            failed = true;
         }
     }
     let page = Page {
         rounds: options.rounds(),
         reported,
-        drivers: drivers.versions(),
+        made,
         rows,
     };
     let kept = page.keep(&results);
     kept.expect("the results can be written");
-    match failed.into_inner() {
+    match failed {
         false => ExitCode::SUCCESS,
         true => ExitCode::FAILURE,
     }

@@ -1,14 +1,19 @@
 //! The page: a row for each lock and fault, the worst first.
 
 use std::cmp::Reverse;
-use std::fmt::{self, Write as _};
+use std::fmt;
+use std::io;
 use std::path::Path;
-use std::process::Command;
-use std::{fs, io, thread};
+use std::time::Duration;
 
-use crate::belief::{Nanos, Seen, MS};
+use dlock_evidence::group::{DOWN_AFTER_MS, REPL_TIMEOUT};
+use dlock_evidence::page::{self, fill, lines};
+use dlock_harness::belief::{Micros, SECOND};
+use dlock_harness::Made;
+
 use crate::contestant::{Contestant, Fault, CLIENTS, LEASE_MS, LOCKS, LONG_MS, SHORT_MS, WAIT_MS};
-use crate::scene::{AFTER, DOWN_AFTER_MS, QUARANTINE_MS, REPL_TIMEOUT};
+use crate::scene::{AFTER, QUARANTINE_MS, STALL};
+use crate::seen::Seen;
 
 /// The observations of a lock under a fault.
 pub struct Row {
@@ -19,8 +24,6 @@ pub struct Row {
     pub tilted: usize,
     /// Faults after which no replica was promoted, although no Sentinel was in TILT.
     pub without_effect: usize,
-    /// The versions of the server and the module.
-    pub versions: (String, Option<String>),
 }
 
 impl Row {
@@ -41,8 +44,8 @@ impl Row {
     }
 }
 
-fn seconds(nanos: Nanos) -> f64 {
-    nanos as f64 / (1_000.0 * MS as f64)
+fn seconds(micros: Micros) -> f64 {
+    micros as f64 / SECOND as f64
 }
 
 impl fmt::Display for Row {
@@ -82,8 +85,7 @@ pub struct Page {
     pub rounds: usize,
     /// The number of reports on clients without a lock.
     pub reported: usize,
-    /// The versions of the driven libraries.
-    pub drivers: String,
+    pub made: Made,
     pub rows: Vec<Row>,
 }
 
@@ -95,111 +97,42 @@ impl Page {
             (seen.twice, seen.longest, seen.lost, seen.longest_gap())
         };
         self.rows.sort_by_key(|row| Reverse(rank(row)));
-        fs::create_dir_all(directory)?;
-        fs::write(directory.join("rivals.md"), self.text())
-    }
-
-    fn text(&self) -> String {
-        let mut text = format!(
-            "# Rivals under the same chaos\n\nMade by `make rivals`, on {}. Control: clients without any lock were reported {} times.\n\n",
-            self.place(),
-            self.reported
-        );
-        let mut add = |line: fmt::Arguments| writeln!(text, "{line}").expect("a String takes all");
-        if let Some(worst) = self.rows.first().filter(|row| row.seen.twice > 0) {
-            add(format_args!(
-                "**At worst, {} locks were granted while another client believed in them, for up to {:.1} s** ({}; the primary is {}).\n",
+        let worst = self.rows.first().filter(|row| row.seen.twice > 0);
+        let worst = worst.map_or_else(String::new, |worst| {
+            format!(
+                "**At worst, {} locks were granted while another client believed in them, for up to {:.1} s** ({}; the primary is {}).\n\n",
                 worst.seen.twice,
                 seconds(worst.seen.longest),
                 worst.contestant,
                 worst.fault
-            ));
-        }
-        add(format_args!(
-            "| lock | the primary is | grants | believed by two | longest | lost | no grants, median | at most | timed |\n\
-             |---|---|---:|---:|---:|---:|---:|---:|---:|"
-        ));
-        for row in &self.rows {
-            add(format_args!("{row}"));
-        }
-        add(format_args!("\n## How to read it\n\n{}", self.meaning()));
-        add(format_args!(
-            "\n## Configuration\n\n{}",
-            self.configuration()
-        ));
-        text
+            )
+        });
+        let detection = Duration::from_millis(DOWN_AFTER_MS);
+        let text = fill(
+            include_str!("page.txt"),
+            &[
+                ("made", &self.made),
+                ("reported", &self.reported),
+                ("worst", &worst),
+                ("rows", &lines(&self.rows)),
+                ("rounds", &self.rounds),
+                ("clients", &CLIENTS),
+                ("locks", &LOCKS),
+                ("wait", &WAIT_MS),
+                ("short", &SHORT_MS),
+                ("long", &(LONG_MS / 1_000)),
+                ("lease", &(LEASE_MS / 1_000)),
+                ("down", &DOWN_AFTER_MS),
+                ("failover", &(2 * DOWN_AFTER_MS)),
+                ("repl-timeout", &REPL_TIMEOUT),
+                ("after", &AFTER.as_secs()),
+                ("gone", &(detection + AFTER).as_secs()),
+                ("stall", &format!("{:.1}", STALL.as_secs_f64())),
+                ("quarantine", &QUARANTINE_MS),
+            ],
+        );
+        page::keep(directory, "rivals.md", &text)
     }
-
-    fn meaning(&self) -> String {
-        format!(
-            "Each row is {} faults.\n\n\
-             - **believed by two**: grants of a lock in which another client still believed. A client believes from the answer that grants \
-             the lock until it begins to give it back, or until its lease ends by its own clock. *Longest* is the longest such time together.\n\
-             - **lost**: the lock was gone when its holder gave it back, although its lease had not ended.\n\
-             - **no grants**: the longest time in which one of the two groups of clients was granted nothing, from a fault to the next. *Median* and *at most* \
-             are over the faults that are *timed*: in the others a Sentinel was in TILT, its answer to a machine too busy to run its \
-             timer, in which it promotes nobody.",
-            self.rounds
-        )
-    }
-
-    fn configuration(&self) -> String {
-        let after = AFTER.as_secs();
-        let drop_s = f64::from(DOWN_AFTER_MS as u32) / 1_000.0;
-        format!(
-            "- **Load**: two groups of {CLIENTS} clients, {LOCKS} locks, waits of at most {WAIT_MS} ms. Nine of ten holds last up to \
-             {SHORT_MS} ms, the tenth one second to {} s. The lease is {} s where a lock has one, so no hold outlives its lease.\n\
-             - **Servers**: one primary, two replicas, three Sentinels (quorum 2, `down-after-milliseconds {DOWN_AFTER_MS}`, \
-             `failover-timeout {}`). `repl-timeout {REPL_TIMEOUT}` and `repl-ping-replica-period 1`; no RDB, no AOF. Clients reach all of \
-             them through TCP proxies, which hold back what a cut separates.\n\
-             - **Killed**: SIGKILL; {after} s after the promotion the server comes back empty, as a replica. **Stopped for good**: SIGSTOP; \
-             {after} s after the promotion it is killed, and comes back in the same way.\n\
-             - **Stalls past detection**: SIGSTOP until a replica says that it is the primary, and no longer.\n\
-             - **Cut off with one replica**: the primary, a replica and one group of clients on one side; the other replica, the Sentinels \
-             and the other group on the other, until {after} s after the promotion.\n\
-             - **Redisson**: the settings are the defaults (watchdog 30 s, `checkLockSyncedSlaves` on, `slavesSyncTimeout` 1 s) except for \
-             the sizes of connection pools, and a `NatMapper` for the proxies. Clients call `tryLock({WAIT_MS} ms)`, so the watchdog renews.\n\
-             - **redlock**: three masters without replicas, without persistence. The fault hits one of them, chosen at random: killed or \
-             stopped for {:.0} s (longer than the lease, as the algorithm asks of a master that forgets), stalled for {:.1} s, or cut off \
-             with one group for {:.0} s. redsync has its defaults and this lease; go-redis has `ContextTimeoutEnabled` and no retries; a \
-             release takes at most 1 s.\n\
-             - **`SET NX PX` and `WAIT 1`**: a poll every 20 ms; the client believes only if `WAIT 1 1000` finds a replica. It asks the \
-             Sentinels again after an error or silence of 2 s, and so do the clients of dlock.\n\
-             - **dlock**: `ACQUIRE … BLOCK {WAIT_MS}`. With `dlock.replicas 2`, one replica confirms each grant, and \
-             `dlock.quarantine-ms {QUARANTINE_MS}`. Without it, everything is default.",
-            LONG_MS / 1_000,
-            LEASE_MS / 1_000,
-            2 * DOWN_AFTER_MS,
-            drop_s + AFTER.as_secs_f64(),
-            drop_s + 1.5,
-            drop_s + AFTER.as_secs_f64(),
-        )
-    }
-
-    fn place(&self) -> String {
-        let servers = self.rows.first().map(|row| row.versions.0.clone());
-        let load = fs::read_to_string("/proc/loadavg").unwrap_or_else(|_| "unknown".into());
-        let module = self.rows.iter().find_map(|row| row.versions.1.clone());
-        format!(
-            "{}, {}, {}, dlock {}, {} cores, {}, load at the end {}",
-            said("date", &["-u", "+%F"]),
-            servers.unwrap_or_default(),
-            self.drivers,
-            module.unwrap_or_else(|| "not played".into()),
-            thread::available_parallelism().map_or(1, usize::from),
-            said("uname", &["-srm"]),
-            load.split(' ').next().unwrap_or("unknown")
-        )
-    }
-}
-
-/// Returns the output of a program.
-fn said(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output();
-    output.map_or_else(
-        |_| "unknown".to_owned(),
-        |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
-    )
 }
 
 #[cfg(test)]
@@ -214,13 +147,12 @@ mod tests {
             seen: Seen {
                 grants: 100,
                 twice,
-                longest: 1_500 * MS,
-                gaps: vec![MS],
+                longest: SECOND * 3 / 2,
+                gaps: vec![1],
                 ..Seen::default()
             },
             tilted: 0,
             without_effect: 0,
-            versions: ("Redis 7".into(), None),
         }
     }
 
@@ -230,11 +162,11 @@ mod tests {
         let page = Page {
             rounds: 1,
             reported: 7,
-            drivers: "a 1".into(),
+            made: Made::default(),
             rows: vec![row(Contestant::Dlock, 0), row(Contestant::SetWait, 3)],
         };
         page.keep(directory.path()).unwrap();
-        let text = fs::read_to_string(directory.path().join("rivals.md")).unwrap();
+        let text = std::fs::read_to_string(directory.path().join("rivals.md")).unwrap();
         assert!(text.contains("**At worst, 3 locks were granted"), "{text}");
         let place = |name: Contestant| text.find(&format!("\n| {name} | cut")).unwrap();
         assert!(place(Contestant::SetWait) < place(Contestant::Dlock));

@@ -3,10 +3,11 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use dlock_integration::redis::Value;
-use dlock_integration::{command, reply_of, Wire, PATIENCE};
+use dlock_harness::belief::{now, overlap, Belief, Micros};
+use dlock_harness::redis::Value;
+use dlock_harness::{command, reply_of, Wire, PATIENCE};
 
 /// The lock.
 pub const LOCK: &str = "lock";
@@ -21,28 +22,24 @@ pub struct Beliefs {
     tokens: [Arc<AtomicU64>; 2],
 }
 
-/// The time in which a client believes that it has the lock: from the answer until its lease, counted from its request, ends.
-#[derive(Clone, Copy, Debug)]
-struct Belief {
-    client: usize,
-    from: Instant,
-    until: Instant,
-}
-
 impl Beliefs {
     fn all(&self) -> Vec<Belief> {
         self.all.lock().expect("no client panics with it").clone()
     }
 
-    fn begin(&self, belief: Belief) {
+    /// Adds a belief: from the answer until the client's lease, counted from its request, ends.
+    fn begin(&self, client: usize, from: Micros, until: Micros) {
         let mut all = self.all.lock().expect("no client panics with it");
-        all.push(belief);
+        all.push(Belief::new(LOCK, client.to_string(), from, until));
     }
 
     /// Ends a client's beliefs at that time.
-    pub fn end(&self, client: usize, at: Instant) {
-        let mut all = self.all.lock().expect("no client panics with it");
-        for belief in all.iter_mut().filter(|belief| belief.client == client) {
+    pub fn end(&self, client: usize, at: Micros) {
+        let (owner, mut all) = (
+            client.to_string(),
+            self.all.lock().expect("no client panics with it"),
+        );
+        for belief in all.iter_mut().filter(|belief| belief.owner == owner) {
             belief.until = belief.until.min(at);
         }
     }
@@ -52,20 +49,14 @@ impl Beliefs {
     }
 
     /// Returns when the last of them ends.
-    pub fn last_end(&self) -> Option<Instant> {
+    pub fn last_end(&self) -> Option<Micros> {
         self.all().iter().map(|belief| belief.until).max()
     }
 
     /// Returns how long both believed at one time, if they did.
     pub fn together(&self) -> Option<Duration> {
-        let all = self.all();
-        let of = |client: usize| all.iter().filter(move |belief| belief.client == client);
-        let pairs = of(0).flat_map(|one| of(1).map(move |other| (one, other)));
-        let together = pairs.map(|(one, other)| {
-            let (from, until) = (one.from.max(other.from), one.until.min(other.until));
-            until.saturating_duration_since(from)
-        });
-        together.max().filter(|together| !together.is_zero())
+        let together = Duration::from_micros(overlap(&self.all()).longest);
+        (!together.is_zero()).then_some(together)
     }
 }
 
@@ -97,19 +88,16 @@ impl Asked {
         let beliefs = beliefs.clone();
         thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {
-                let sent = Instant::now();
+                let sent = now();
                 match request.once() {
                     Some(Ok(token)) => {
                         if let Some(token) = token {
                             beliefs.tokens[request.client].store(token, Ordering::Relaxed);
                         }
-                        let from = Instant::now();
+                        let from = now();
                         let counts = if request.from_answer { from } else { sent };
-                        beliefs.begin(Belief {
-                            client: request.client,
-                            from,
-                            until: counts + request.length,
-                        });
+                        let until = counts + request.length.as_micros() as Micros;
+                        beliefs.begin(request.client, from, until);
                         answered.store(true, Ordering::Relaxed);
                         return;
                     }
@@ -173,23 +161,14 @@ mod tests {
     /// Two owners are two clients that believe at one time.
     #[test]
     fn two_owners_are_seen() {
-        let begun = Instant::now();
-        let at = |second: u64| begun + Duration::from_secs(second);
         let beliefs = Beliefs::default();
-        let believes = |client: usize, from: u64, until: u64| {
-            beliefs.begin(Belief {
-                client,
-                from: at(from),
-                until: at(until),
-            });
-        };
-        believes(0, 1, 4);
-        believes(0, 2, 5);
-        believes(1, 5, 7);
+        beliefs.begin(0, 1, 4);
+        beliefs.begin(0, 2, 5);
+        beliefs.begin(1, 5, 7);
         assert_eq!(beliefs.together(), None);
-        believes(1, 3, 6);
-        assert_eq!(beliefs.together(), Some(Duration::from_secs(2)));
-        beliefs.end(0, at(3));
+        beliefs.begin(1, 3, 6);
+        assert_eq!(beliefs.together(), Some(Duration::from_micros(2)));
+        beliefs.end(0, 3);
         assert_eq!(beliefs.together(), None);
     }
 }

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::Value;
-use dlock_integration::{
-    await_until, command, reply_of, stat, Clock, Door, Network, Party, Server, Wire, PATIENCE,
+use dlock_evidence::group;
+use dlock_harness::redis::Value;
+use dlock_harness::{
+    await_until, command, reply_of, stat, until, Clock, Network, ServerBuilder, Wire, PATIENCE,
 };
 use dlock_protocol::action::Kept;
 use dlock_protocol::conduct::{Conduct, LEASE};
@@ -35,10 +36,41 @@ pub struct Start<'a> {
     pub logs: Vec<usize>,
 }
 
+impl Start<'_> {
+    /// Configures one of the servers.
+    fn configure(&self, number: usize, mut builder: ServerBuilder) -> ServerBuilder {
+        let conduct = &self.conduct;
+        let mut arguments = Vec::new();
+        if conduct.replicas > 0 {
+            arguments.extend(["replicas".to_owned(), self.replicas.to_string()]);
+            arguments.extend(["ack-timeout-ms".to_owned(), ACK_TIMEOUT_MS.to_string()]);
+        }
+        if conduct.quarantine > 0 {
+            // Of moments until all are together: it cannot be shortened later.
+            arguments.extend(["quarantine-ms".to_owned(), "1".to_owned()]);
+        }
+        for argument in arguments {
+            builder = builder.module_argument(argument);
+        }
+        if conduct.min_replicas > 0 {
+            // A lag is counted in whole seconds, and steps take time.
+            let lag = ms(self.tick, conduct.lag) / 1_000 + 2;
+            builder = builder
+                .config("min-replicas-to-write", conduct.min_replicas)
+                .config("min-replicas-max-lag", lag);
+        }
+        if self.logs.contains(&number) {
+            builder = builder.config("appendonly", "yes");
+        }
+        if let Some(clause) = self.without {
+            builder = builder.environment("DLOCK_WITHOUT", clause);
+        }
+        builder
+    }
+}
+
 struct Node {
-    server: Server,
-    door: Door,
-    party: Party,
+    one: group::Node,
     clock: Option<Clock>,
     /// The server that it follows; itself if it is a primary.
     master: usize,
@@ -67,18 +99,6 @@ pub enum Joined {
     Fully,
 }
 
-/// Waits until the condition holds; false if it does not within the bound.
-pub fn until(bound: Duration, mut condition: impl FnMut() -> bool) -> bool {
-    let end = Instant::now() + bound;
-    while !condition() {
-        if Instant::now() > end {
-            return false;
-        }
-        sleep(Duration::from_millis(5));
-    }
-    true
-}
-
 impl Group {
     /// Starts the servers. All replicas have all data, count, and are held back from now on.
     pub fn start(start: &Start) -> Group {
@@ -104,12 +124,12 @@ impl Group {
         let confirms = conduct.replicas > 0;
         if confirms {
             await_until("all replicas count", PATIENCE, || {
-                stat(&group.nodes[0].server, "replicas_counting") == u64::from(start.replicas)
+                stat(&group.nodes[0].one.server, "replicas_counting") == u64::from(start.replicas)
             });
             for node in &group.nodes {
                 await_until("nobody counts late", PATIENCE, || {
-                    stat(&node.server, "joins_count_late_ms") == 0
-                        && stat(&node.server, "closed_left_ms") == 0
+                    stat(&node.one.server, "joins_count_late_ms") == 0
+                        && stat(&node.one.server, "closed_left_ms") == 0
                 });
             }
         }
@@ -130,7 +150,7 @@ impl Group {
         }
         for replica in 0..count {
             for other in 0..replica {
-                let (one, other) = (group.nodes[replica].party, group.nodes[other].party);
+                let (one, other) = (group.nodes[replica].one.party, group.nodes[other].one.party);
                 group.network.cut(&[one], &[other]);
             }
         }
@@ -142,7 +162,7 @@ impl Group {
     }
 
     pub fn port(&self, number: usize) -> u16 {
-        self.nodes[number].server.port()
+        self.nodes[number].one.server.port()
     }
 
     pub fn master(&self, number: usize) -> usize {
@@ -157,7 +177,7 @@ impl Group {
                 Ok(Value::BulkString(text)) => String::from_utf8_lossy(&text).into_owned(),
                 other => format!("{other:?}"),
             };
-            format!("--- server {number}\n{}{known}", node.server.log())
+            format!("--- server {number}\n{}{known}", node.one.server.log())
         });
         logs.collect()
     }
@@ -184,7 +204,7 @@ impl Group {
         bound: Duration,
         condition: impl FnMut() -> bool,
     ) -> bool {
-        let (one, other) = (self.nodes[one].party, self.nodes[other].party);
+        let (one, other) = (self.nodes[one].one.party, self.nodes[other].one.party);
         self.network.mend(one, other);
         let came_true = until(bound, condition);
         self.network.cut(&[one], &[other]);
@@ -194,18 +214,18 @@ impl Group {
     /// Returns true if a replica follows its master, and has acknowledged its data.
     fn is_up(&self, replica: usize) -> bool {
         let master = &self.nodes[self.master(replica)];
-        let info = self.nodes[replica].server.info("replication");
+        let info = self.nodes[replica].one.server.info("replication");
         info.get("master_link_status") == Some("up")
-            && info.get("master_port") == Some(&master.door.port().to_string())
+            && info.get("master_port") == Some(&master.one.door.port().to_string())
             && master.followed_by(&self.nodes[replica]).as_deref() == info.get("slave_repl_offset")
     }
 
     /// Returns true if a replica has all its master's data, and the master knows.
     fn has_all(&self, replica: usize) -> bool {
         let master = &self.nodes[self.master(replica)];
-        let info = master.server.info("replication");
+        let info = master.one.server.info("replication");
         let all = info.text("master_repl_offset").to_owned();
-        let has = self.nodes[replica].server.info("replication");
+        let has = self.nodes[replica].one.server.info("replication");
         has.get("slave_repl_offset") == Some(&all)
             && master.followed_by(&self.nodes[replica]) == Some(all)
     }
@@ -230,7 +250,7 @@ impl Group {
             return None;
         }
         let partial = || -> u64 {
-            let stats = self.nodes[master].server.info("stats");
+            let stats = self.nodes[master].one.server.info("stats");
             stats.number("sync_partial_ok")
         };
         let before = partial();
@@ -244,11 +264,11 @@ impl Group {
     /// Makes the master see a replica join by a partial resynchronisation, of which the replica does not learn.
     pub fn join_unheard(&mut self, replica: usize) -> bool {
         let (master, joiner) = (self.master(replica), &self.nodes[replica]);
-        let info = joiner.server.info("replication");
+        let info = joiner.one.server.info("replication");
         let next = info.number::<u64>("slave_repl_offset") + 1;
         let mut wire = Wire::open(self.port(master), PATIENCE).expect("the server runs");
         for words in [
-            format!("listening-port {}", joiner.door.port()),
+            format!("listening-port {}", joiner.one.door.port()),
             "ip-address 127.0.0.1".to_owned(),
             "capa eof capa psync2".to_owned(),
         ] {
@@ -290,7 +310,7 @@ impl Group {
 
     pub fn follow(&mut self, number: usize, master: usize) {
         self.lose_followers(number);
-        let port = self.nodes[master].door.port();
+        let port = self.nodes[master].one.door.port();
         self.say(number, &format!("REPLICAOF 127.0.0.1 {port}"));
         self.nodes[number].master = master;
     }
@@ -300,7 +320,7 @@ impl Group {
         let clock = self.nodes[number].clock.as_ref();
         let clock = clock.expect("the schedule has a step of a clock");
         clock.step(
-            &mut self.nodes[number].server.connection(),
+            &mut self.nodes[number].one.server.connection(),
             by.as_millis() as i64,
         );
     }
@@ -309,7 +329,7 @@ impl Group {
     pub fn save(&mut self, number: usize, at: u8, anew: bool) {
         let saved = match anew {
             true => Saved::Length(
-                fs::metadata(self.nodes[number].log())
+                fs::metadata(self.nodes[number].one.server.aof())
                     .expect("an AOF")
                     .len(),
             ),
@@ -318,7 +338,7 @@ impl Group {
                 await_until("the RDB is saved", PATIENCE, || {
                     self.ask(number, "SAVE").is_ok()
                 });
-                let directory = self.nodes[number].server.dir();
+                let directory = self.nodes[number].one.server.dir();
                 let copy = directory.join(format!("at-{at}.rdb"));
                 fs::copy(directory.join("dump.rdb"), &copy).expect("an RDB");
                 Saved::Copy(copy)
@@ -332,8 +352,8 @@ impl Group {
         self.lose_followers(number);
         self.say(number, "CONFIG REWRITE");
         let node = &mut self.nodes[number];
-        node.server.kill9();
-        let rdb = node.server.dir().join("dump.rdb");
+        node.one.server.kill9();
+        let rdb = node.one.server.dir().join("dump.rdb");
         match (kept, at.and_then(|at| node.saved.get(&at))) {
             (Kept::Nothing, _) => {
                 // There may be none.
@@ -343,12 +363,12 @@ impl Group {
                 fs::copy(copy, rdb).expect("the directory can be written to");
             }
             (Kept::LessAnew(_), Some(Saved::Length(length))) => {
-                let log = File::options().write(true).open(node.log());
+                let log = File::options().write(true).open(node.one.server.aof());
                 log.and_then(|log| log.set_len(*length)).expect("an AOF");
             }
             _ => return Err("nothing was saved there".to_owned()),
         }
-        node.server.restart();
+        node.one.server.restart();
         Ok(())
     }
 }
@@ -360,60 +380,28 @@ pub fn ms(tick: Duration, ticks: i16) -> u64 {
 
 impl Node {
     fn start(network: &Network, number: usize, start: &Start) -> Node {
-        let last = u8::try_from(number).expect("a few servers") + 1;
-        let party = Party::new(127, 0, 3, last);
-        let door = network.door(party);
-        let conduct = &start.conduct;
-        let mut builder = Server::builder()
-            .program(start.program)
-            .module(start.module)
-            .config("bind-source-addr", party)
-            .config("replica-announce-ip", "127.0.0.1")
-            .config("replica-announce-port", door.port())
-            .config("repl-ping-replica-period", FOR_EVER)
-            .config("repl-timeout", FOR_EVER);
-        let mut arguments = Vec::new();
-        if conduct.replicas > 0 {
-            arguments.extend(["replicas".to_owned(), start.replicas.to_string()]);
-            arguments.extend(["ack-timeout-ms".to_owned(), ACK_TIMEOUT_MS.to_string()]);
-        }
-        if conduct.quarantine > 0 {
-            // Of moments until all are together: it cannot be shortened later.
-            arguments.extend(["quarantine-ms".to_owned(), "1".to_owned()]);
-        }
-        for argument in arguments {
-            builder = builder.module_argument(argument);
-        }
-        if conduct.min_replicas > 0 {
-            // A lag is counted in whole seconds, and steps take time.
-            let lag = ms(start.tick, conduct.lag) / 1_000 + 2;
-            builder = builder
-                .config("min-replicas-to-write", conduct.min_replicas)
-                .config("min-replicas-max-lag", lag);
-        }
-        if start.logs.contains(&number) {
-            builder = builder.config("appendonly", "yes");
-        }
-        if let Some(clause) = start.without {
-            builder = builder.environment("DLOCK_WITHOUT", clause);
-        }
-        let (server, clock) = match start.has_clocks {
-            true => {
-                let program = start.program.to_string_lossy();
-                let (server, clock) = Clock::of(builder.environment("DLOCK_REDIS_SERVER", program));
-                (server, Some(clock))
+        let (one, clock) = group::Node::start(network, number, |builder, door| {
+            let builder = builder
+                .program(start.program)
+                .module(start.module)
+                .config("replica-announce-ip", "127.0.0.1")
+                .config("replica-announce-port", door.port())
+                .config("repl-ping-replica-period", FOR_EVER)
+                .config("repl-timeout", FOR_EVER);
+            let builder = start.configure(number, builder);
+            if !start.has_clocks {
+                return (builder.start(), None);
             }
-            false => (builder.start(), None),
-        };
+            let program = start.program.to_string_lossy();
+            let (server, clock) = Clock::of(builder.environment("DLOCK_REDIS_SERVER", program));
+            (server, Some(clock))
+        });
         if let Some(clause) = start.without {
             let said = format!("planted: without {clause}: Some(");
-            assert!(server.log().contains(&said), "the module lacks nothing");
+            assert!(one.server.log().contains(&said), "the module lacks nothing");
         }
-        door.lead_to(server.port());
         Node {
-            server,
-            door,
-            party,
+            one,
             clock,
             master: number,
             saved: HashMap::new(),
@@ -422,8 +410,8 @@ impl Node {
 
     /// Returns the offset that a replica has acknowledged to this server, if it is online.
     fn followed_by(&self, replica: &Node) -> Option<String> {
-        let info = self.server.info("replication");
-        let port = format!(",port={},", replica.door.port());
+        let info = self.one.server.info("replication");
+        let port = format!(",port={},", replica.one.door.port());
         // The last is the newest.
         let mut lines = (0..8)
             .rev()
@@ -434,15 +422,6 @@ impl Node {
             fields.find_map(|field| field.strip_prefix(name).map(str::to_owned))
         };
         (field("state=")? == "online").then(|| field("offset="))?
-    }
-
-    /// Returns the file to which its AOF grows.
-    fn log(&self) -> PathBuf {
-        let directory = self.server.dir().join("appendonlydir");
-        let files = fs::read_dir(directory).expect("Redis 7.0 and later have one");
-        let mut paths = files.map(|file| file.expect("a file").path());
-        let grows = paths.find(|path| path.to_string_lossy().ends_with(".incr.aof"));
-        grows.expect("it has one")
     }
 }
 

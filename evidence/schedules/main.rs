@@ -21,13 +21,12 @@ use std::ffi::OsString;
 use std::panic::catch_unwind;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::Mutex;
-use std::thread;
 use std::time::Duration;
 
 use clap::Parser;
-use dlock_integration::{module_path, server_program, Server};
+use dlock_evidence::lanes::in_lanes;
+use dlock_evidence::page;
+use dlock_harness::{module_path, server_program, Made, Server};
 use dlock_protocol::schedule::{self, Schedule};
 
 use crate::play::{play, Must, Play, Seen, Variant};
@@ -145,43 +144,27 @@ fn main() -> ExitCode {
     }
     let versions: Vec<String> = programs.iter().map(version).collect();
     println!("{} plays, {} at a time", cases.len(), options.lanes);
-    let (next, seen) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    thread::scope(|scope| {
-        for _ in 0..options.lanes {
-            scope.spawn(|| loop {
-                let at = next.fetch_add(1, Ordering::Relaxed);
-                let Some(case) = cases.get(at) else { break };
-                let found = case.play(&options, &programs[case.server]);
-                println!("{} | {}", versions[case.server], line(case, &found));
-                if options.logs {
-                    println!("{}", found.logs);
-                }
-                seen.lock()
-                    .expect("no lane panics with it")
-                    .push((at, found));
-            });
+    let made = Made::now();
+    let rows = in_lanes(options.lanes, &cases, |case| {
+        let seen = case.play(&options, &programs[case.server]);
+        let version = versions[case.server].clone();
+        println!("{version} | {}", line(case, &seen));
+        if options.logs {
+            println!("{}", seen.logs);
+        }
+        Row {
+            schedule: case.name.to_owned(),
+            version,
+            variant: case.variant,
+            must: case.must,
+            seen,
         }
     });
-    let mut seen = seen.into_inner().expect("no lane has panicked");
-    seen.sort_by_key(|(at, _)| *at);
-    let rows = seen.into_iter().map(|(at, seen)| Row {
-        schedule: cases[at].name.to_owned(),
-        version: versions[cases[at].server].clone(),
-        variant: cases[at].variant,
-        must: cases[at].must,
-        seen,
-    });
-    let table = Table::new(rows.collect(), options.tick);
+    let table = Table::new(rows, options.tick, made);
     table
         .keep(&options.results)
         .expect("the table can be written");
-    let wrong = table.wrong();
-    if wrong.is_empty() {
-        println!("All as promised.");
-        return ExitCode::SUCCESS;
-    }
-    println!("Not as promised:\n{}", wrong.join("\n"));
-    ExitCode::FAILURE
+    page::verdict(&table.wrong())
 }
 
 fn programs(options: &Options) -> Vec<OsString> {

@@ -3,9 +3,11 @@
 use std::ffi::OsString;
 use std::path::Path;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use dlock_integration::redis::Value;
+use dlock_harness::belief::{now, MILLISECOND};
+use dlock_harness::redis::Value;
+use dlock_harness::until;
 use dlock_protocol::action::{Action, Full, Kept};
 use dlock_protocol::conduct::{Conduct, SHORT, SKEW};
 use dlock_protocol::schedule::Schedule;
@@ -13,7 +15,7 @@ use dlock_protocol::settings::{setting, with_fault, FAULTS};
 use dlock_protocol::system::{Setup, System};
 
 use crate::client::{Asked, Beliefs, Request, LOCK};
-use crate::group::{lease_ms, ms, until, Group, Joined, Start};
+use crate::group::{lease_ms, ms, Group, Joined, Start};
 
 /// How long a step may take that the model allows, and one that it does not.
 const LONG: Duration = Duration::from_secs(6);
@@ -274,8 +276,8 @@ impl Stage {
                 }
                 if short && self.setup.conduct.believes_earlier {
                     let length = ms(self.tick, ticks - self.setup.conduct.allowance);
-                    let end = Instant::now() + Duration::from_millis(length);
-                    self.beliefs.end(client.into(), end);
+                    self.beliefs
+                        .end(client.into(), now() + length * MILLISECOND);
                 }
                 self.ask(client, at, line, ticks);
                 sleep(Duration::from_millis(100));
@@ -283,7 +285,7 @@ impl Stage {
             Action::Force(s) => {
                 let holder = before.entries[usize::from(before.servers[usize::from(s)].pos)].holder;
                 let ended = group.ask(s.into(), &format!("DLOCK.FORCERELEASE {LOCK}"));
-                self.beliefs.end(holder.into(), Instant::now());
+                self.beliefs.end(holder.into(), now());
                 return ended == Ok(Value::Int(1));
             }
             Action::Answer(c) => {
@@ -368,7 +370,7 @@ impl Stage {
     fn watch(&self) {
         while self.beliefs.together().is_none() {
             match self.beliefs.last_end() {
-                Some(end) if Instant::now() < end => sleep(Duration::from_millis(20)),
+                Some(end) if now() < end => sleep(Duration::from_millis(20)),
                 _ => break,
             }
         }

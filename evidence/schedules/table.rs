@@ -1,9 +1,10 @@
 //! The table: a row per schedule.
 
-use std::fmt::Write as _;
+use std::io;
 use std::path::Path;
-use std::process::Command;
-use std::{fs, io, thread};
+
+use dlock_evidence::page::{self, fill};
+use dlock_harness::Made;
 
 use crate::play::{Must, Seen, Variant};
 
@@ -31,11 +32,16 @@ impl Row {
 pub struct Table {
     rows: Vec<Row>,
     tick_ms: u64,
+    made: Made,
 }
 
 impl Table {
-    pub fn new(rows: Vec<Row>, tick_ms: u64) -> Table {
-        Table { rows, tick_ms }
+    pub fn new(rows: Vec<Row>, tick_ms: u64, made: Made) -> Table {
+        Table {
+            rows,
+            tick_ms,
+            made,
+        }
     }
 
     /// Returns the rows with a wrong result: two owners under the rule, or none where there must be two.
@@ -51,19 +57,7 @@ impl Table {
     /// Writes the table to a directory.
     pub fn keep(&self, directory: &Path) -> io::Result<()> {
         let versions = different(self.rows.iter().map(|row| row.version.as_str()));
-        let mut text = format!(
-            "Made by `make schedules`, dlock {}, {}, {} cores, {}.\n\n\
-             For how many seconds two owners believed in the lock, on {}. With all clauses the module is the released one; each name \
-             says what was changed. A lease is four ticks of {} ms. A play in which nobody saw two owners where they must be seen, or in \
-             which a step came too late, was repeated with ticks twice as long, at most twice.\n\n\
-             | schedule | all clauses | changed |\n|---|---|---|\n",
-            env!("CARGO_PKG_VERSION"),
-            said("date", &["-u", "+%F"]),
-            thread::available_parallelism().map_or(1, usize::from),
-            said("uname", &["-srm"]),
-            versions.join(" / "),
-            self.tick_ms
-        );
+        let mut lines = Vec::new();
         for schedule in different(self.rows.iter().map(|row| row.schedule.as_str())) {
             let rows = self.rows.iter().filter(|row| row.schedule == schedule);
             let rows: Vec<&Row> = rows.collect();
@@ -82,10 +76,18 @@ impl Table {
             let others = others.map(|other| format!("`{}` {}", other.name(), seen(*other)));
             let others: Vec<String> = others.collect();
             let (rule, others) = (seen(Variant::Rule), others.join(", "));
-            writeln!(text, "| {schedule} | {rule} | {others} |").expect("a String takes all");
+            lines.push(format!("| {schedule} | {rule} | {others} |"));
         }
-        fs::create_dir_all(directory)?;
-        fs::write(directory.join("schedules.md"), text)
+        let text = fill(
+            include_str!("page.txt"),
+            &[
+                ("made", &self.made.clone().with(&versions)),
+                ("versions", &versions.join(" / ")),
+                ("tick", &self.tick_ms),
+                ("rows", &lines.join("\n")),
+            ],
+        );
+        page::keep(directory, "schedules.md", &text)
     }
 }
 
@@ -98,13 +100,4 @@ fn different<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
         }
     }
     different
-}
-
-/// Returns the output of a program.
-fn said(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output();
-    output.map_or_else(
-        |_| "unknown".to_owned(),
-        |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
-    )
 }

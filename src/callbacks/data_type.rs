@@ -75,7 +75,7 @@ impl ModuleValue for Lock {
         // A lock with one holder and no queue needs nothing but its key's TTL, which comes with it from a file; what
         // RESTORE brings has the TTL that the user gave. One whose leases are over would have gone by its TTL: a user has taken
         // that away.
-        let over = lock.live(now.wall()) == 0;
+        let over = lock.live_holders(now.wall()) == 0;
         if from_a_user || over || lock.needs_watch() {
             if let Some((db, key)) = from.name() {
                 inbox::post(Notice::Brought(NameRef { db, key }.to_owned()));
@@ -84,7 +84,11 @@ impl ModuleValue for Lock {
         census::created(lock.holders());
         // The module's next event bounds the leases of a restored value. Leases from a file or a primary stay: their owners know
         // them.
-        Some(Box::new(if from_a_user { lock.restored() } else { lock }))
+        Some(Box::new(if from_a_user {
+            lock.marked_restored()
+        } else {
+            lock
+        }))
     }
 
     fn save(&self) -> Vec<u8> {
@@ -149,7 +153,7 @@ static REMAINS: MainThread<Vec<Lock>> = MainThread::new(Vec::new());
 
 /// Frees a value, or keeps it to be freed in steps. Another thread frees it at once, since nobody waits for that.
 fn free_later(lock: Lock) {
-    if lock.holders() + lock.queued() <= A_STEP || !census::in_main_thread() {
+    if lock.holders() + lock.tickets_len() <= A_STEP || !census::in_main_thread() {
         return;
     }
     if let Some(mut remains) = REMAINS.borrow() {

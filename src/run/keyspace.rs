@@ -323,7 +323,7 @@ impl Open {
         // SAFETY: the key was opened in this event. Its value is let go of before anything is done to the key.
         unsafe {
             if let Some(lock) = self.entry.lock.take() {
-                let left = (!lock.is_empty()).then(|| lock.expires());
+                let left = (!lock.is_empty()).then(|| lock.key_expiry());
                 match lock.into_owned() {
                     None if left.is_none() => {
                         inbox::without_notice(|| hot!(RedisModule_DeleteKey(self.key)));

@@ -105,7 +105,7 @@ pub(super) fn has_room_for(lock: &Lock) -> bool {
     let Some(places) = STATE.try_borrow_mut().map(|state| state.engine.places()) else {
         return false;
     };
-    let (holders, queued) = (lock.holders(), lock.queued());
+    let (holders, queued) = (lock.holders(), lock.tickets_len());
     let places = places + RESTORED.load(Ordering::Relaxed) + queued;
     let fits = holders <= config::MAX_HOLDERS.amount()
         && queued <= config::MAX_QUEUE.amount()

@@ -211,7 +211,9 @@ impl HoldTable {
         let in_order = lock.is_indexed();
         let ends = |deadline: WallMs| deadline <= until;
         let ending = || {
-            let first = lock.named().take_while(|its| !in_order || ends(its.2));
+            let first = lock
+                .owned_leases()
+                .take_while(|its| !in_order || ends(its.2));
             first.filter(|its| ends(its.2))
         };
         // Of a mass, those that would push each other out are only counted.

@@ -169,7 +169,7 @@ impl HoldTable {
         self.replace_tie(token, before, tie, now);
     }
 
-    /// Takes out the tie of a hold, and has it end at `end`; none if the hold is not tied.
+    /// Takes out the tie of a hold, and sets its end to `end`; none if the hold is not tied.
     fn take_tie(&mut self, whose: HoldRef, token: Token, end: WallMs) -> Option<Box<Tie>> {
         let mut tie = self.ties.untie_hold(whose, token)?;
         tie.end = end;

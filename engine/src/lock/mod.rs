@@ -29,7 +29,7 @@ pub struct Hold<'a> {
     /// How many of them it holds.
     pub permits: Permits,
     /// The client id of the connection that last took or entered it; 0 if this run of the server did not grant it. A hold that a
-    /// user has brought is marked here until it is bounded (see `Lock::restored`). Not part of the durable state.
+    /// user has brought is marked here until it is bounded (see `Lock::marked_restored`). Not part of the durable state.
     pub client: ClientId,
     /// Whether it is a new hold that no later command of its owner has touched. The server's own renewals do not count. Not part of
     /// the durable state.
@@ -331,15 +331,16 @@ impl Lock {
         sole.into_iter().chain(full.into_iter().flatten())
     }
 
-    /// Returns token and deadline of each hold, in the order of [`Lock::named`]. Of many holders it reads only the index of their
+    /// Returns token and deadline of each hold, in the order of [`Lock::owned_leases`]. Of many holders it reads only the index of their
     /// deadlines.
     pub fn leases(&self) -> impl Iterator<Item = (Token, WallMs)> + '_ {
-        self.named().map(|(_, token, deadline)| (token, deadline))
+        self.owned_leases()
+            .map(|(_, token, deadline)| (token, deadline))
     }
 
     /// Returns owner, token and deadline of each hold: of many holders, and of those that [`Lock::split_off`] returns, in the order of
     /// deadlines; else in the order of owners.
-    pub fn named(&self) -> impl Iterator<Item = (&[u8], Token, WallMs)> {
+    pub fn owned_leases(&self) -> impl Iterator<Item = (&[u8], Token, WallMs)> {
         let (sole, full) = match self {
             Lock::Sole(sole) => (sole.hold(), None),
             Lock::Full(full) => (None, Some(full.holders.named())),
@@ -367,7 +368,7 @@ impl Lock {
     }
 
     /// Returns how many owners hold it whose leases have not run out.
-    pub fn live(&self, now: WallMs) -> usize {
+    pub fn live_holders(&self, now: WallMs) -> usize {
         match self {
             Lock::Sole(sole) => sole
                 .hold()
@@ -385,7 +386,7 @@ impl Lock {
     }
 
     /// Returns how many tickets there are.
-    pub fn queued(&self) -> usize {
+    pub fn tickets_len(&self) -> usize {
         self.full().map_or(0, |full| full.tickets.len())
     }
 
@@ -436,14 +437,14 @@ impl Lock {
     }
 
     /// Returns the hold whose lease ends first, if it has ended at `now`.
-    pub fn ended(&self, now: WallMs) -> Option<Hold<'_>> {
+    pub fn first_ended(&self, now: WallMs) -> Option<Hold<'_>> {
         self.first().filter(|hold| hold.deadline <= now)
     }
 
-    /// Returns the TTL that the key must have: the latest lease, or none while anybody is queued. Then the module ends the leases
+    /// Returns when the key must expire: the latest lease, or none while anybody is queued. Then the module ends the leases
     /// itself and grants in the same step; the server must not remove the key under the queue.
-    pub fn expires(&self) -> Option<WallMs> {
-        if self.watched() || self.queued() > 0 {
+    pub fn key_expiry(&self) -> Option<WallMs> {
+        if self.watched() || self.tickets_len() > 0 {
             None
         } else {
             self.last().map(|hold| hold.deadline)
@@ -526,24 +527,24 @@ impl Lock {
 
     /// Marks a lock that a user brings by RESTORE: its leases must be bounded before it is used. The mark stays with the value,
     /// whatever it is renamed to before that.
-    pub fn restored(mut self) -> Lock {
+    pub fn marked_restored(mut self) -> Lock {
         let owners: Vec<Box<[u8]>> = self.holds().map(|hold| Box::from(hold.owner)).collect();
         for owner in &owners {
-            self.mark(owner, ClientId::RESTORED);
+            self.set_client(owner, ClientId::RESTORED);
         }
         self
     }
 
     /// Returns the owners whose leases must be bounded.
-    pub fn unbounded(&self) -> Vec<Box<[u8]>> {
+    pub fn restored_owners(&self) -> Vec<Box<[u8]>> {
         let marked = self
             .holds()
             .filter(|hold| hold.client == ClientId::RESTORED);
         marked.map(|hold| Box::from(hold.owner)).collect()
     }
 
-    /// Notes the connection of an owner's hold, which is no longer fresh. That is not durable, so it has no effect to replicate.
-    pub fn mark(&mut self, owner: &[u8], client: ClientId) {
+    /// Sets the connection of an owner's hold, which is no longer fresh then. That is not durable, so it has no effect to replicate.
+    pub fn set_client(&mut self, owner: &[u8], client: ClientId) {
         if let Some(hold) = self.hold(owner) {
             let hold = Hold {
                 owner,

@@ -250,7 +250,7 @@ impl Engine {
             || queue.reconciled.is_some()
             || queue.head().is_some_and(|(_, head)| self.has_left(head))
             || self.has_appeared(entry, lock);
-        !(marked || entry.foreign || entry.value().ended(now.wall()).is_some())
+        !(marked || entry.foreign || entry.value().first_ended(now.wall()).is_some())
     }
 
     /// Returns true if a value has arrived at this lock since its last settlement left it without one.
@@ -260,7 +260,7 @@ impl Engine {
 
     /// Ends the holds whose lease has run out.
     fn expire(&mut self, entry: &mut Entry<impl Value>, now: Now, name: NameRef) {
-        if entry.value().ended(now.wall()).is_some() {
+        if entry.value().first_ended(now.wall()).is_some() {
             self.expire_all(entry, now, name);
         }
     }
@@ -275,7 +275,7 @@ impl Engine {
                 self.renew_in_time(entry, now, id);
             }
         }
-        if entry.value().ended(now.wall()).is_none() {
+        if entry.value().first_ended(now.wall()).is_none() {
             return;
         }
         let ended = self

@@ -162,9 +162,9 @@ impl Engine {
         let row = Row {
             hold: hold.map(|hold| (hold.owner.to_vec(), hold.deadline.since(now.wall()))),
             session: hold.and_then(|hold| self.view_session_of(&hold, now, name)),
-            holders: lock.live(now.wall()),
+            holders: lock.live_holders(now.wall()),
             // On a replica, and right after a load, only the value knows the tickets.
-            queued: queue.len().max(lock.queued()),
+            queued: queue.len().max(lock.tickets_len()),
             first_waited_ms: match queue.head() {
                 Some((_, place)) => Some(place.waited_us(now) / 1000),
                 None => {
@@ -261,10 +261,10 @@ impl Engine {
     pub fn view(&self, lock: Option<&Lock>, now: Now, name: NameRef, most: usize) -> Option<View> {
         let lock = lock.unwrap_or(&Lock::FREE);
         let live = |deadline: WallMs| deadline > now.wall();
-        let held = lock.live(now.wall());
+        let held = lock.live_holders(now.wall());
         // Those with the lowest tokens, of however many there are.
         let mut first = BinaryHeap::new();
-        for (owner, token, deadline) in lock.named() {
+        for (owner, token, deadline) in lock.owned_leases() {
             if live(deadline) {
                 first.push((token, owner));
                 if first.len() > most {
@@ -354,12 +354,12 @@ impl Engine {
                 client: ClientId::NONE,
             });
             let head = lock.tickets().next().map(|(_, ticket)| ticket.share.limit);
-            return (lock.queued(), shown.collect(), head);
+            return (lock.tickets_len(), shown.collect(), head);
         }
         let places = queue.in_order().map(|(_, place)| place);
         let shown = places.take(most).map(|place| self.view_place(place, now));
         let head = queue.head().map(|(_, place)| place.share.limit);
-        (queue.len().max(lock.queued()), shown.collect(), head)
+        (queue.len().max(lock.tickets_len()), shown.collect(), head)
     }
 
     fn view_place(&self, place: &Place, now: Now) -> PlaceView {

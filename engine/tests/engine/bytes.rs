@@ -98,7 +98,9 @@ fn values_come_back_as_they_were() {
         let bytes = codec::encode(&lock);
         match codec::decode(&bytes) {
             None if lock.is_empty() => Ok(()),
-            Some(again) if codec::encode(&again) == bytes && again.expires() == lock.expires() => {
+            Some(again)
+                if codec::encode(&again) == bytes && again.key_expiry() == lock.key_expiry() =>
+            {
                 Ok(())
             }
             other => Err(format!("{lock:?}\nbecame {other:?}")),
@@ -255,7 +257,7 @@ fn an_effect_that_is_left_out_releases_the_only_hold() {
         });
         data.remove(&shop);
         if !left.is_empty() {
-            data.insert(shop, Some((codec::encode(&left), left.expires())));
+            data.insert(shop, Some((codec::encode(&left), left.key_expiry())));
         }
         let sound = answer == Ok(Reply::Ok) && passed_on && change::is_usual_release(&said);
         (sound && server.data() == data)

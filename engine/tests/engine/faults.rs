@@ -425,7 +425,7 @@ impl World {
         }
         for value in self.primary.keys.values.values_mut() {
             if let Value::Lock(lock, _) = value {
-                **lock = std::mem::take(&mut **lock).restored();
+                **lock = std::mem::take(&mut **lock).marked_restored();
             }
         }
     }

@@ -134,7 +134,7 @@ impl Keys {
                 self.values.insert(name.clone(), Value::Other);
             } else if let Some(lock) = lock.filter(|lock| !lock.is_empty()) {
                 let ttl = match changed && !self.ttl_sticks {
-                    true => lock.expires(),
+                    true => lock.key_expiry(),
                     false => ttl,
                 };
                 self.values.insert(name.clone(), Value::Lock(lock, ttl));

@@ -436,7 +436,7 @@ fn tickets_arrive_in_steps_where_as_many_wait() {
         assert_eq!(rank, Some(at), "{owner}");
     }
     let lock = server.keys.lock(&name).expect("it is queued for");
-    assert_eq!(lock.queued() as u64, 2 * EACH);
+    assert_eq!(lock.tickets_len() as u64, 2 * EACH);
 }
 
 /// No place is granted before its queue is reconciled up to there: here a step brings none of the tickets before it.

@@ -185,7 +185,11 @@ impl Server {
     pub fn bring(&mut self, name: &Name, bytes: &[u8], ttl: Option<WallMs>, now: Now) {
         let lock = codec::decode(bytes).expect("an encoded lock can be decoded");
         // A server that decides loads only values that a user brings.
-        let lock = if self.primary { lock.restored() } else { lock };
+        let lock = if self.primary {
+            lock.marked_restored()
+        } else {
+            lock
+        };
         for hold in lock.holds() {
             self.engine.observe_number(hold.token.0, now);
         }

@@ -370,7 +370,7 @@ fn row(world: &World, name: &Name) -> Row {
         tickets: lock.map(|lock| lock.tickets().map(|(_, one)| ticket(one)).collect()),
         watched: lock.map(|lock| lock.watched()),
         ttl: match (lock, world.primary.keys.values.get(name)) {
-            (Some(lock), Some(Value::Lock(_, ttl))) => Some((*ttl, lock.expires())),
+            (Some(lock), Some(Value::Lock(_, ttl))) => Some((*ttl, lock.key_expiry())),
             _ => None,
         },
     }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::{command, Server};
+use dlock_harness::{command, Server};
 use fastrand::Rng;
 
 use crate::contending::contest::{Contest, BYPASS, JAIN, RATE};
@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use crate::tools::line::Line;
 use crate::tools::locking::{exclusive, Loaded, SET_SCRIPT};
 use crate::tools::replies::Pattern;
-use crate::way::{way, Opened, Way};
+use crate::way::{way, Named, Opened};
 
 const LOCKS: usize = 6;
 const WANTED: usize = 3;
@@ -30,7 +30,7 @@ const CONTEST: Contest = Contest {
 /// Opens all ways on one server.
 pub fn open() -> Opened {
     let server = Rc::new(Server::start());
-    let crossing = |name, make: Make| -> Box<dyn Way> {
+    let crossing = |name, make: Make| -> Named {
         let server = Rc::clone(&server);
         way(name, move || {
             let clients = (0..CONTEST.clients).map(|number| make(&server, number));

@@ -9,7 +9,7 @@ use std::sync::{Barrier, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::{command, Server};
+use dlock_harness::{command, Server};
 
 use crate::contending::contest::{self, Contest, Turn};
 use crate::failure::Failure;
@@ -17,7 +17,7 @@ use crate::tools::line::Line;
 use crate::tools::locking::{exclusive, Locking, COUNTED_HASH, DLOCK, SET_SCRIPT};
 use crate::tools::meter::Meter;
 use crate::tools::replies::Pattern;
-use crate::way::{way, Figure, Opened, Way};
+use crate::way::{way, Figure, Named, Opened};
 
 /// The lock's key.
 const KEY: &str = "hot";
@@ -52,7 +52,7 @@ const PEERS: [(&str, &str, usize); 3] = [
 /// libraries.
 pub fn open(contest: Contest) -> Opened {
     let server = Rc::new(Server::start());
-    let mut ways: Vec<Box<dyn Way>> = Vec::new();
+    let mut ways: Vec<Named> = Vec::new();
     let native: [(&'static str, &str, MakeClient); 3] = [
         (BLOCKING, DLOCK, Blocking::make),
         (POLLING_1MS, SET_SCRIPT, Polling::make),

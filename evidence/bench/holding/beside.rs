@@ -3,14 +3,14 @@
 
 use std::rc::Rc;
 
-use dlock_integration::Server;
+use dlock_harness::Server;
 
 use crate::failure::Failure;
 use crate::holding::pair::Pipelined;
 use crate::tools::line::Line;
 use crate::tools::locking::{exclusive, CLIENT_27, SET_DEL};
 use crate::tools::setting::Stage;
-use crate::way::{way, Opened, Way};
+use crate::way::{way, Named, Opened, Way};
 
 /// Opens two servers; one of them has a subscriber.
 pub fn open_subscriber(pairs: usize) -> Opened {
@@ -50,7 +50,7 @@ fn pair(
     server: Server,
     subscriber: Option<Line>,
     pairs: usize,
-) -> Result<Box<dyn Way>, Failure> {
+) -> Result<Named, Failure> {
     let stage = Rc::new(Stage::of(&Rc::new(server)));
     let mut pair = Pipelined::new(exclusive(locking)?, stage, pairs)?;
     Ok(way(name, move || {

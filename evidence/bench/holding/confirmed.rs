@@ -4,12 +4,12 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use dlock_integration::{await_until, command, stat, Ask, Server, PATIENCE};
+use dlock_harness::{await_until, command, stat, Ask, Server, PATIENCE};
 
 use crate::failure::Failure;
 use crate::tools::line::Line;
 use crate::tools::replies::Pattern;
-use crate::way::{Figure, Opened, Way};
+use crate::way::{way, Figure, Named, Opened, Way};
 
 /// Grants in a sample, whatever the number of connections.
 const GRANTS: usize = 2_000;
@@ -24,16 +24,16 @@ const QUARANTINE_MS: u64 = 600_000;
 /// wait for each other.
 pub fn open(replicas: usize, connections: usize) -> Opened {
     let [confirming, plain] = [replicas, 0].map(|wanted| Rc::new(Group::start(replicas, wanted)));
-    let way = |name, group: &Rc<Group>, steps: &[(&str, &str)]| -> Result<Box<dyn Way>, Failure> {
+    let grants = |name, group: &Rc<Group>, steps: &[(&str, &str)]| -> Result<Named, Failure> {
         let lines = (0..connections).map(|_| Line::narrow(group.primary.port()));
         let step = |(line, reply): &(&str, &str)| ((*line).to_owned(), Pattern::new(reply));
-        Ok(Box::new(Grants {
-            name,
+        let grants = Grants {
             group: Rc::clone(group),
             lines: lines.collect::<Result<_, _>>()?,
             steps: steps.iter().map(step).collect(),
             turns: 0,
-        }))
+        };
+        Ok(way(name, grants))
     };
     let ours = format!("DLOCK.ACQUIRE NAME owner {LEASE_MS}");
     let ours = [(&*ours, "*2\r\n:#\r\n:1\r\n")];
@@ -41,9 +41,9 @@ pub fn open(replicas: usize, connections: usize) -> Opened {
     // More than half of all servers then have the key: as many replicas as dlock needs.
     let wait = format!("WAIT {} 0", replicas.div_ceil(2));
     Ok(vec![
-        way("dlock.replicas", &confirming, &ours)?,
-        way("dlock", &plain, &ours)?,
-        way(
+        grants("dlock.replicas", &confirming, &ours)?,
+        grants("dlock", &plain, &ours)?,
+        grants(
             "SET, then WAIT",
             &plain,
             &[(&set, "+OK\r\n"), (&wait, ":#\r\n")],
@@ -93,7 +93,6 @@ impl Group {
 }
 
 struct Grants {
-    name: &'static str,
     group: Rc<Group>,
     lines: Vec<Line>,
     // The commands of each connection, one after the other, and their answers; NAME is a lock of its own each time.
@@ -126,10 +125,6 @@ impl Grants {
 }
 
 impl Way for Grants {
-    fn name(&self) -> &str {
-        self.name
-    }
-
     fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
         let primary = &self.group.primary;
         primary.connection().run("FLUSHALL");

@@ -2,14 +2,14 @@
 
 use std::rc::Rc;
 
-use dlock_integration::Server;
+use dlock_harness::Server;
 
 use crate::failure::Failure;
 use crate::holding::pair::Pipelined;
 use crate::tools::line::Line;
 use crate::tools::locking::{exclusive, DLOCK, OWNER, SET_DEL};
 use crate::tools::setting::Setting;
-use crate::way::{way, Opened, Way};
+use crate::way::{way, Named, Opened, Way};
 
 /// Pairs in a sample.
 const PAIRS: usize = 20_000;
@@ -33,7 +33,7 @@ const CROWDS: [(usize, &str, &str); 4] = [
 
 /// Opens a server for each crowd.
 pub fn open() -> Opened {
-    let mut ways: Vec<Box<dyn Way>> = Vec::new();
+    let mut ways: Vec<Named> = Vec::new();
     for (held, dlock, plain) in CROWDS {
         let stage = Rc::new(Setting::Memory.start());
         hold(&stage.server, held)?;

@@ -5,8 +5,8 @@
 
 use std::rc::Rc;
 
-use dlock_integration::cluster::join;
-use dlock_integration::{Ask, Server};
+use dlock_harness::cluster::join;
+use dlock_harness::{Ask, Server};
 
 use crate::failure::Failure;
 use crate::holding::pair::{self, Pipelined};
@@ -16,7 +16,7 @@ use crate::tools::locking::{exclusive, DLOCK};
 use crate::tools::setting::Stage;
 use crate::waiting::handover::{self, Queue};
 use crate::waiting::session::{self, Listener};
-use crate::way::{Figure, Opened, Way};
+use crate::way::{way, Figure, Named, Opened, Way};
 
 /// Pairs in a sample.
 const PAIRS: usize = 10_000;
@@ -71,47 +71,43 @@ const SIZES: [Size; 4] = [ALONE, OF_SIX, WITH_REPLICA, OF_THREE_WITH_REPLICAS];
 
 /// Opens all sizes.
 pub fn open() -> Opened {
-    let mut ways: Vec<Box<dyn Way>> = Vec::new();
+    let mut ways: Vec<Named> = Vec::new();
     for size in SIZES {
         let cluster = Rc::new(Cluster::start(&size)?);
-        let pair = pair_of(size.pair, &cluster.measured)?;
+        let pair = pair_of(&cluster.measured)?;
         let key = format!("{TAG}queue");
-        let handover = Queue::of(size.handover, &key, QUEUED, &cluster.measured)?;
-        for way in [Box::new(pair) as Box<dyn Way>, Box::new(handover)] {
+        let handover = Queue::of(&key, QUEUED, &cluster.measured)?;
+        for (name, measured) in [way(size.pair, pair), way(size.handover, handover)] {
             let _cluster = Rc::clone(&cluster);
-            ways.push(Box::new(Growth { way, _cluster }));
+            ways.push(way(name, Growth { measured, _cluster }));
         }
     }
     Ok(ways)
 }
 
-fn pair_of(name: &'static str, server: &Rc<Server>) -> Result<Pipelined, Failure> {
+fn pair_of(server: &Rc<Server>) -> Result<Pipelined, Failure> {
     let loaded = exclusive(DLOCK)?.load(server);
     let names = pair::names();
     let locks: Vec<String> = names.iter().map(|name| format!("{TAG}{name}")).collect();
     let stage = Rc::new(Stage::of(server));
-    Pipelined::with_locks(name, &loaded, &locks, stage, PAIRS)
+    Pipelined::with_locks(&loaded, &locks, stage, PAIRS)
 }
 
 /// A way, of which only the CPU time is of interest.
 struct Growth {
-    way: Box<dyn Way>,
+    measured: Box<dyn Way>,
     _cluster: Rc<Cluster>,
 }
 
 impl Way for Growth {
-    fn name(&self) -> &str {
-        self.way.name()
-    }
-
     fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
-        let mut figures = self.way.sample()?;
+        let mut figures = self.measured.sample()?;
         figures.retain(|(name, _)| [pair::CPU, handover::CPU].contains(name));
         Ok(figures)
     }
 
     fn warm_up(&mut self) -> Result<(), Failure> {
-        self.way.warm_up()
+        self.measured.warm_up()
     }
 }
 

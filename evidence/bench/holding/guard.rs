@@ -2,15 +2,14 @@
 
 use std::rc::Rc;
 
-use dlock_integration::{command, Ask, Grant};
+use dlock_harness::{command, Ask, Grant};
 
-use crate::failure::Failure;
 use crate::holding::pair::{names, Pipelined};
 use crate::tools::locking::OWNER;
 use crate::tools::replies::Pattern;
-use crate::tools::setting::{Setting, Stage};
-use crate::way::{Opened, Way};
-use dlock_integration::rivals::COMPARE_AND_SET;
+use crate::tools::setting::Setting;
+use crate::way::{way, Opened};
+use dlock_harness::rivals::COMPARE_AND_SET;
 
 /// The module's own command.
 pub const GUARD: &str = "dlock, GUARD";
@@ -40,21 +39,12 @@ pub fn open(writes: usize) -> Opened {
         ));
         plain.push(format!("SET data:{name} 1"));
     }
-    [(GUARD, guarded), (SCRIPT, by_script), (SET, plain)]
-        .into_iter()
-        .map(|(name, lines)| way(name, &lines, &stage, writes))
-        .collect()
-}
-
-fn way(
-    name: &'static str,
-    lines: &[String],
-    stage: &Rc<Stage>,
-    writes: usize,
-) -> Result<Box<dyn Way>, Failure> {
-    let commands = lines.iter().map(|line| command(line).get_packed_command());
-    let commands: Vec<Vec<u8>> = commands.collect();
-    let done = Pattern::new("+OK\r\n");
-    let way = Pipelined::of(name, &commands, &done, Rc::clone(stage), writes)?;
-    Ok(Box::new(way))
+    let writes = |(name, lines): (_, Vec<String>)| {
+        let commands = lines.iter().map(|line| command(line).get_packed_command());
+        let (commands, done): (Vec<_>, _) = (commands.collect(), Pattern::new("+OK\r\n"));
+        let writes = Pipelined::of(&commands, &done, Rc::clone(&stage), writes)?;
+        Ok(way(name, writes))
+    };
+    let all = [(GUARD, guarded), (SCRIPT, by_script), (SET, plain)];
+    all.into_iter().map(writes).collect()
 }

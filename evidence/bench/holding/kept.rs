@@ -1,6 +1,6 @@
 //! A command that keeps a session (`SESSION`) with ten thousand holds.
 
-use dlock_integration::{command, Ask, Server};
+use dlock_harness::{command, Ask, Server};
 
 use crate::tools::line::{Batch, Line};
 use crate::tools::meter::Meter;

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use dlock_integration::{command, Ask, Grant, Server};
+use dlock_harness::{command, Ask, Grant, Server};
 
 use crate::failure::Failure;
 use crate::tools::errand::owners;

@@ -11,7 +11,7 @@ use crate::tools::percentile::Durations;
 use crate::tools::replies::Pattern;
 use crate::tools::setting::{Setting, Stage};
 use crate::waiting::session::Listener;
-use crate::way::{way, Figure, Opened, Way};
+use crate::way::{way, Figure, Named, Opened, Way};
 
 /// The number of locks that are taken in turn.
 const NAMES: usize = 1_000;
@@ -25,7 +25,7 @@ pub const CPU: &str = "cpu µs";
 /// Opens these ways on one server, many pairs sent at once: the cost of the commands, and little else.
 pub fn pipelined(setting: Setting, lockings: &'static [Locking], pairs: usize) -> Opened {
     on_one_server(setting, lockings, |locking, stage| {
-        Ok(Box::new(Pipelined::new(locking, stage, pairs)?))
+        Ok(way(locking.name, Pipelined::new(locking, stage, pairs)?))
     })
 }
 
@@ -39,7 +39,7 @@ pub fn single(setting: Setting, lockings: &'static [Locking], pairs: usize) -> O
 fn on_one_server(
     setting: Setting,
     lockings: &'static [Locking],
-    make: impl Fn(&Locking, Rc<Stage>) -> Result<Box<dyn Way>, Failure>,
+    make: impl Fn(&Locking, Rc<Stage>) -> Result<Named, Failure>,
 ) -> Opened {
     let stage = Rc::new(setting.start());
     let known = |locking: &&Locking| locking.is_known_to(&stage.server);
@@ -59,7 +59,6 @@ pub fn names() -> Vec<String> {
 
 /// A way, many pairs at once: all their requests, and when all are granted, their releases.
 pub struct Pipelined {
-    name: &'static str,
     stage: Rc<Stage>,
     line: Line,
     flights: Vec<Flight>,
@@ -84,18 +83,12 @@ enum Releases {
 impl Pipelined {
     /// Makes a way on this server, with `pairs` pairs in a sample.
     pub fn new(locking: &Locking, stage: Rc<Stage>, pairs: usize) -> Result<Pipelined, Failure> {
-        Pipelined::with_locks(
-            locking.name,
-            &locking.load(&stage.server),
-            &names(),
-            stage,
-            pairs,
-        )
+        let loaded = locking.load(&stage.server);
+        Pipelined::with_locks(&loaded, &names(), stage, pairs)
     }
 
     /// Makes a way with locks of other names.
     pub fn with_locks(
-        name: &'static str,
         loaded: &Loaded,
         locks: &[String],
         stage: Rc<Stage>,
@@ -113,7 +106,7 @@ impl Pipelined {
             }
         };
         let flights = locks.chunks(PAIRS_IN_BATCH).map(flight).collect();
-        let mut way = Pipelined::flying(name, flights, stage, pairs)?;
+        let mut way = Pipelined::flying(flights, stage, pairs)?;
         let keep = |session| Listener::of(&way.stage.server, &locks[0], session);
         way.keeper = loaded.session.map(keep);
         Ok(way)
@@ -121,7 +114,6 @@ impl Pipelined {
 
     /// Makes a way with other commands, a few for each lock, whose answers are all alike.
     pub fn of(
-        name: &'static str,
         commands: &[Vec<u8>],
         reply: &Pattern,
         stage: Rc<Stage>,
@@ -132,17 +124,11 @@ impl Pipelined {
             then: Releases::None,
         };
         let flights = commands.chunks(PAIRS_IN_BATCH).map(flight).collect();
-        Pipelined::flying(name, flights, stage, pairs)
+        Pipelined::flying(flights, stage, pairs)
     }
 
-    fn flying(
-        name: &'static str,
-        flights: Vec<Flight>,
-        stage: Rc<Stage>,
-        pairs: usize,
-    ) -> Result<Pipelined, Failure> {
+    fn flying(flights: Vec<Flight>, stage: Rc<Stage>, pairs: usize) -> Result<Pipelined, Failure> {
         Ok(Pipelined {
-            name,
             line: Line::wide(stage.server.port())?,
             stage,
             flights,
@@ -187,10 +173,6 @@ impl Flight {
 }
 
 impl Way for Pipelined {
-    fn name(&self) -> &str {
-        self.name
-    }
-
     fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
         if let Some(keeper) = &mut self.keeper {
             keeper.keep()?;
@@ -213,7 +195,7 @@ impl Way for Pipelined {
 }
 
 /// Makes a way that sends one command after the other.
-fn one_by_one(locking: &Locking, stage: Rc<Stage>, pairs: usize) -> Result<Box<dyn Way>, Failure> {
+fn one_by_one(locking: &Locking, stage: Rc<Stage>, pairs: usize) -> Result<Named, Failure> {
     let loaded = locking.load(&stage.server);
     let mut line = Line::narrow(stage.server.port())?;
     let names = names();

@@ -3,7 +3,7 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use dlock_integration::{stat, Server};
+use dlock_harness::{stat, Server};
 
 use crate::tools::line::Line;
 use crate::tools::meter::Meter;

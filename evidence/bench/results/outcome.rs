@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::Path;
 
+use dlock_harness::Made;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
-use crate::results::machine::Machine;
 use crate::results::row::{Row, Value, ROWS};
 use crate::results::series::Records;
 use crate::results::spread::Spread;
@@ -14,8 +14,8 @@ use crate::results::spread::Spread;
 /// The outcome of a run.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Outcome {
-    /// The machine.
-    pub machine: Machine,
+    /// When and where it was made.
+    pub machine: Made,
     /// Whether it was the quick run.
     pub quick: bool,
     /// The rows that were measured.
@@ -63,7 +63,7 @@ pub struct Absolute {
 
 impl Outcome {
     /// Collects all rows and figures of a run.
-    pub fn new(machine: Machine, quick: bool, records: &Records) -> Outcome {
+    pub fn new(machine: Made, quick: bool, records: &Records) -> Outcome {
         let figures = records.iter().filter_map(|series| {
             Some(Absolute {
                 group: series.group.to_owned(),

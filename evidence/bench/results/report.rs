@@ -11,22 +11,14 @@ use crate::results::spread::Spread;
 /// Returns the report: first the ratios, then the machine, then all figures.
 pub fn text(outcome: &Outcome) -> String {
     let mut text = String::new();
-    let machine = &outcome.machine;
     write!(
         text,
         "{}\n\n\
          Each ratio is the median over all rounds of the ratio within a round; a quarter of the rounds\n\
          lie below the first of the middle half, a quarter above the second.\n\n\
-         {}, {} cores, {}{}\n{}, module {}\n\n{}\n",
+         {}\n\n{}\n",
         rows(outcome),
-        machine.cpu,
-        machine.cores,
-        machine.kernel,
-        machine.load.map_or(String::new(), |load| format!(
-            ", load before the run {load:.1}"
-        )),
-        machine.server,
-        machine.module,
+        outcome.machine,
         figures(outcome),
     )
     .expect("a String takes all");

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use dlock_integration::{command, Server};
+use dlock_harness::{command, Server};
 use fastrand::Rng;
 
 use crate::failure::Failure;
@@ -63,7 +63,6 @@ impl Errand {
 
 /// An errand, and its owners.
 pub struct Errands {
-    name: &'static str,
     errand: Errand,
     key: &'static str,
     owners: Rc<Vec<String>>,
@@ -75,14 +74,12 @@ pub struct Errands {
 impl Errands {
     /// Makes the errands, with a connection of their own.
     pub fn new(
-        name: &'static str,
         errand: Errand,
         key: &'static str,
         owners: &Rc<Vec<String>>,
         server: &Rc<Server>,
     ) -> Result<Errands, Failure> {
         Ok(Errands {
-            name,
             errand,
             key,
             owners: Rc::clone(owners),
@@ -106,10 +103,6 @@ impl Errands {
 }
 
 impl Way for Errands {
-    fn name(&self) -> &str {
-        self.name
-    }
-
     fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
         let turns = self.turns();
         let batches = self.errand.batches(self.key, &turns);

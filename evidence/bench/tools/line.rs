@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use dlock_integration::{command, connect, PATIENCE};
+use dlock_harness::{command, connect, PATIENCE};
 
 use crate::failure::Failure;
 use crate::tools::replies::{Check, Pattern};

@@ -1,15 +1,17 @@
 //! Ways to take a lock and release it, as commands.
 
+use std::collections::HashMap;
+use std::sync::LazyLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use dlock_integration::{command, Ask, Server};
+use dlock_harness::{command, Ask, Server};
 use redis::Value;
 
 use crate::failure::Failure;
 use crate::tools::replies::Pattern;
-use dlock_integration::rivals::{
-    COMPARE_AND_DELETE, COMPARE_AND_DELETE_ALL, COUNTED_GIVE, COUNTED_TAKE, READ_GIVE, READ_TAKE,
-    SET_ALL, SLOT_TAKE,
+use dlock_harness::rivals::{
+    COMPARE_AND_DELETE, COMPARE_AND_DELETE_ALL, COUNTED_GIVE, COUNTED_RENEW, COUNTED_TAKE,
+    FAIR_GIVE, FAIR_TAKE, READ_GIVE, READ_TAKE, SET_ALL, SLOT_TAKE,
 };
 
 /// A name for `uuid:thread`, as many libraries make them: 39 bytes.
@@ -23,22 +25,37 @@ pub const OWNER_60: &str = "checkout-7d9c8b6f5d-x2x4q/31415/q3VdPxYbT0kR2mW8s4Nz
 /// Longer than any sample.
 const LEASE_MS: u64 = 30_000;
 
-/// A way to take a lock and release it without contention. In the commands `{key}`, `{owner}`, `{session}` (the owner without its
-/// number), `{lease}`, `{now}` (unix ms), `{script0}` (its SHA-1) and, at the end of a release, `{token}` are placeholders.
+/// The scripts that commands name.
+const SCRIPTS: [(&str, &str); 11] = [
+    ("{COMPARE_AND_DELETE}", COMPARE_AND_DELETE),
+    ("{COMPARE_AND_DELETE_ALL}", COMPARE_AND_DELETE_ALL),
+    ("{COUNTED_GIVE}", COUNTED_GIVE),
+    ("{COUNTED_RENEW}", COUNTED_RENEW),
+    ("{COUNTED_TAKE}", COUNTED_TAKE),
+    ("{FAIR_GIVE}", FAIR_GIVE),
+    ("{FAIR_TAKE}", FAIR_TAKE),
+    ("{READ_GIVE}", READ_GIVE),
+    ("{READ_TAKE}", READ_TAKE),
+    ("{SET_ALL}", SET_ALL),
+    ("{SLOT_TAKE}", SLOT_TAKE),
+];
+
+/// A way to take a lock and release it without contention.
+#[derive(Clone)]
 pub struct Locking {
     /// Its name in the tables.
     pub name: &'static str,
     /// Its owner.
     pub owner: &'static str,
-    scripts: &'static [&'static str],
     take: Step,
     give: Step,
 }
 
-/// A command, or several, a line each, and the replies. `@` in the reply to a request is the token.
+/// A command, or several, a line each, and the replies.
+#[derive(Clone)]
 struct Step {
-    command: &'static str,
-    reply: &'static str,
+    command: String,
+    reply: Pattern,
 }
 
 /// What `lock` and `unlock` of our clients send: a request in a session, and a release that names the token.
@@ -51,257 +68,64 @@ pub const DLOCK: &str = "dlock";
 pub const SET_DEL: &str = "SET NX PX + DEL";
 /// A plain key, deleted by a script that checks the owner.
 pub const SET_SCRIPT: &str = "SET NX PX + script";
-/// A plain key, deleted by a command of its server that checks the owner: Redis has one from 8.4 on, Valkey from 9.0 on.
-pub const SET_COMPARED: &str = "SET NX PX + DELEX or DELIFEQ";
 /// Two scripts over a hash.
 pub const COUNTED_HASH: &str = "counted-hash scripts";
 /// Two commands that do nothing.
 pub const PING: &str = "PING + PING";
 
-const GRANTED: &str = "*2\r\n:#\r\n:1\r\n";
-
-const RELEASE: Step = Step {
-    command: "DLOCK.RELEASE {key} {owner}",
-    reply: ":0\r\n",
-};
-
-const SET: Step = Step {
-    command: "SET {key} {owner} NX PX {lease}",
-    reply: "+OK\r\n",
-};
-
-const PONG: Step = Step {
-    command: "PING",
-    reply: "+PONG\r\n",
-};
-
-const fn client(name: &'static str, owner: &'static str) -> Locking {
-    Locking {
-        name,
-        owner,
-        scripts: &[],
-        take: Step {
-            command: "DLOCK.FAIRACQUIRE {key} {owner} {lease} IN {session} BLOCK 10000",
-            reply: "*2\r\n:@\r\n:#\r\n",
-        },
-        give: Step {
-            command: "DLOCK.RELEASE {key} {owner} TOKEN {token}",
-            reply: ":0\r\n",
-        },
+/// All ways by their kinds. `lockings.txt` explains its lines.
+static KINDS: LazyLock<HashMap<&str, Vec<Locking>>> = LazyLock::new(|| {
+    let (mut kinds, mut kind) = (HashMap::<&str, Vec<Locking>>::new(), "");
+    let lines = include_str!("lockings.txt").lines();
+    let mut lines = lines
+        .filter(|line| !line.is_empty() && !line.trim_start().starts_with('#'))
+        .peekable();
+    while let Some(line) = lines.next() {
+        let Some(head) = line.strip_prefix("    ") else {
+            kind = line;
+            continue;
+        };
+        let mut step = || Step::read(lines.next_if(|line| line.starts_with("        "))?);
+        let (name, owner) = head.split_once(" | ").unwrap_or((head, OWNER));
+        let known = || kinds.values().flatten().find(|known| known.name == name);
+        let locking = match (step(), step()) {
+            (Some(take), Some(give)) => Locking {
+                name,
+                owner,
+                take,
+                give,
+            },
+            _ => known().unwrap_or_else(|| panic!("no way: {line}")).clone(),
+        };
+        kinds.entry(kind).or_default().push(locking);
     }
+    kinds
+});
+
+/// Returns the ways of this kind.
+pub fn lockings(kind: &str) -> &'static [Locking] {
+    &KINDS[kind]
 }
-
-const fn set_compared(give: &'static str) -> Locking {
-    Locking {
-        name: SET_COMPARED,
-        owner: OWNER,
-        scripts: &[],
-        take: SET,
-        give: Step {
-            command: give,
-            reply: ":1\r\n",
-        },
-    }
-}
-
-const PLAIN: Locking = Locking {
-    name: DLOCK,
-    owner: OWNER,
-    scripts: &[],
-    take: Step {
-        command: "DLOCK.ACQUIRE {key} {owner} {lease}",
-        reply: GRANTED,
-    },
-    give: RELEASE,
-};
-
-const SET_AND_SCRIPT: Locking = Locking {
-    name: SET_SCRIPT,
-    owner: OWNER,
-    scripts: &[COMPARE_AND_DELETE],
-    take: SET,
-    give: Step {
-        command: "EVALSHA {script0} 1 {key} {owner}",
-        reply: ":1\r\n",
-    },
-};
-
-/// Ways to take an exclusive lock.
-pub const LOCKINGS: [Locking; 9] = [
-    client(CLIENT_27, OWNER_27),
-    client(CLIENT_60, OWNER_60),
-    PLAIN,
-    Locking {
-        name: SET_DEL,
-        owner: OWNER,
-        scripts: &[],
-        take: SET,
-        give: Step {
-            command: "DEL {key}",
-            reply: ":1\r\n",
-        },
-    },
-    SET_AND_SCRIPT,
-    set_compared("DELEX {key} IFEQ {owner}"),
-    set_compared("DELIFEQ {key} {owner}"),
-    Locking {
-        name: COUNTED_HASH,
-        owner: OWNER,
-        scripts: &[COUNTED_TAKE, COUNTED_GIVE],
-        take: Step {
-            command: "EVALSHA {script0} 1 {key} {lease} {owner}",
-            reply: "$-1\r\n",
-        },
-        give: Step {
-            command: "EVALSHA {script1} 2 {key} unlocked:{key} 0 {lease} {owner}",
-            reply: ":1\r\n",
-        },
-    },
-    Locking {
-        name: PING,
-        owner: OWNER,
-        scripts: &[],
-        take: PONG,
-        give: PONG,
-    },
-];
 
 /// Returns the exclusive way of this name.
 ///
 /// # Errors
 /// If there is none.
 pub fn exclusive(name: &str) -> Result<&'static Locking, Failure> {
-    let locking = LOCKINGS.iter().find(|locking| locking.name == name);
+    let mut lockings = lockings("exclusive").iter();
+    let locking = lockings.find(|locking| locking.name == name);
     Ok(locking.ok_or("no such way to lock")?)
 }
 
-/// Ways to take a lock that readers share, for one of them.
-pub const READING: [Locking; 2] = [
-    Locking {
-        name: "dlock, SHARED",
-        owner: OWNER,
-        scripts: &[],
-        take: Step {
-            command: "DLOCK.ACQUIRE {key} {owner} {lease} SHARED",
-            reply: GRANTED,
-        },
-        give: RELEASE,
-    },
-    Locking {
-        name: "read-write-hash scripts",
-        owner: OWNER,
-        scripts: &[READ_TAKE, READ_GIVE],
-        take: Step {
-            command: "EVALSHA {script0} 2 {key} timeout:{key}:{owner} {lease} {owner} {owner}:write",
-            reply: "$-1\r\n",
-        },
-        give: Step {
-            command: "EVALSHA {script1} 4 {key} timeout:{key}:{owner} timeout:{key} unlocked:{key} {owner} 0",
-            reply: ":1\r\n",
-        },
-    },
-];
-
-/// Ways to take a semaphore of ten.
-pub const COUNTING: [Locking; 2] = [
-    Locking {
-        name: "dlock, LIMIT 10",
-        owner: OWNER,
-        scripts: &[],
-        take: Step {
-            command: "DLOCK.ACQUIRE {key} {owner} {lease} LIMIT 10",
-            reply: GRANTED,
-        },
-        give: RELEASE,
-    },
-    Locking {
-        name: "sorted-set script + ZREM",
-        owner: OWNER,
-        scripts: &[SLOT_TAKE],
-        take: Step {
-            command: "EVALSHA {script0} 1 {key} 10 {owner} {lease} {now}",
-            reply: ":1\r\n",
-        },
-        give: Step {
-            command: "ZREM {key} {owner}",
-            reply: ":1\r\n",
-        },
-    },
-];
-
-/// Ways to take three locks: at once, or none; and one after the other.
-pub const MANY: [Locking; 3] = [
-    Locking {
-        name: "dlock, 3 locks",
-        owner: OWNER,
-        scripts: &[],
-        take: Step {
-            command: "DLOCK.MACQUIRE 3 {key}:a {key}:b {key}:c {owner} {lease}",
-            reply: "*3\r\n:#\r\n:#\r\n:#\r\n",
-        },
-        give: Step {
-            command: "DLOCK.MRELEASE 3 {key}:a {key}:b {key}:c {owner}",
-            reply: "*3\r\n:0\r\n:0\r\n:0\r\n",
-        },
-    },
-    Locking {
-        name: "dlock, 3 pairs",
-        owner: OWNER,
-        scripts: &[],
-        take: Step {
-            command: "DLOCK.ACQUIRE {key}:a {owner} {lease}\nDLOCK.ACQUIRE {key}:b {owner} {lease}\nDLOCK.ACQUIRE {key}:c {owner} {lease}",
-            reply: "*2\r\n:#\r\n:1\r\n*2\r\n:#\r\n:1\r\n*2\r\n:#\r\n:1\r\n",
-        },
-        give: Step {
-            command: "DLOCK.RELEASE {key}:a {owner}\nDLOCK.RELEASE {key}:b {owner}\nDLOCK.RELEASE {key}:c {owner}",
-            reply: ":0\r\n:0\r\n:0\r\n",
-        },
-    },
-    Locking {
-        name: "3 keys, scripts",
-        owner: OWNER,
-        scripts: &[SET_ALL, COMPARE_AND_DELETE_ALL],
-        take: Step {
-            command: "EVALSHA {script0} 3 {key}:a {key}:b {key}:c {owner} {lease}",
-            reply: ":1\r\n",
-        },
-        give: Step {
-            command: "EVALSHA {script1} 3 {key}:a {key}:b {key}:c {owner}",
-            reply: ":3\r\n",
-        },
-    },
-];
-
-const AUTO: Locking = Locking {
-    name: "dlock, AUTO",
-    owner: OWNER,
-    scripts: &[],
-    take: Step {
-        command: "DLOCK.ACQUIRE {key} {owner} {lease} AUTO 60000",
-        reply: GRANTED,
-    },
-    give: RELEASE,
-};
-
-/// Ways to take a hold that ends with the connection, or is renewed as long as it is open.
-pub const TIED: [Locking; 4] = [
-    Locking {
-        name: "dlock, EPHEMERAL",
-        owner: OWNER,
-        scripts: &[],
-        take: Step {
-            command: "DLOCK.ACQUIRE {key} {owner} {lease} EPHEMERAL",
-            reply: GRANTED,
-        },
-        give: RELEASE,
-    },
-    AUTO,
-    PLAIN,
-    SET_AND_SCRIPT,
-];
-
-/// A hold that the server renews, and one that it does not.
-pub const RENEWED: [Locking; 2] = [AUTO, PLAIN];
+impl Step {
+    fn read(line: &str) -> Option<Step> {
+        let (commands, reply) = line.trim().split_once(" | ")?;
+        Some(Step {
+            command: commands.replace("; ", "\n"),
+            reply: Pattern::new(&(reply.replace(' ', "\r\n") + "\r\n")),
+        })
+    }
+}
 
 /// A way whose scripts a server has loaded.
 pub struct Loaded {
@@ -345,24 +169,26 @@ impl Locking {
         let is_in_session = self.take.command.contains("{session}");
         let session = self.owner.rsplit_once('/').map(|(session, _)| session);
         let session = session.filter(|_| is_in_session);
-        let lease = lease_ms.to_string();
-        let take = self.take.command.replace("{lease}", &lease);
-        let take = take.replace("{session}", session.unwrap_or_default());
-        let mut take = take.replace("{now}", &now_ms().to_string());
-        let mut give = self.give.command.replace("{lease}", &lease);
-        for (number, script) in self.scripts.iter().enumerate() {
-            let sha1: String = connection.ask_command(command("SCRIPT LOAD").arg(script));
-            let name = format!("{{script{number}}}");
-            take = take.replace(&name, &sha1);
-            give = give.replace(&name, &sha1);
+        let (lease, now) = (lease_ms.to_string(), now_ms().to_string());
+        let [mut take, mut give] = [&self.take, &self.give].map(|step| {
+            let command = step.command.replace("{lease}", &lease);
+            let command = command.replace("{session}", session.unwrap_or_default());
+            command.replace("{now}", &now)
+        });
+        for (name, script) in SCRIPTS {
+            if take.contains(name) || give.contains(name) {
+                let sha1: String = connection.ask_command(command("SCRIPT LOAD").arg(script));
+                take = take.replace(name, &sha1);
+                give = give.replace(name, &sha1);
+            }
         }
         Loaded {
             owner: self.owner,
             take,
             give,
             session,
-            taken: Pattern::new(self.take.reply),
-            given: Pattern::new(self.give.reply),
+            taken: self.take.reply.clone(),
+            given: self.give.reply.clone(),
         }
     }
 }
@@ -451,6 +277,9 @@ mod tests {
     fn owners_are_as_long_as_said() {
         let lengths = [OWNER, OWNER_27, OWNER_60].map(str::len);
         assert_eq!(lengths, [39, 27, 60]);
+        for (name, owner) in [(DLOCK, OWNER), (CLIENT_27, OWNER_27), (CLIENT_60, OWNER_60)] {
+            assert_eq!(exclusive(name).expect("a way").owner, owner);
+        }
     }
 
     #[test]

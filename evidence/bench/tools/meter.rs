@@ -1,6 +1,6 @@
 //! A server's own account of its expenses.
 
-use dlock_integration::Server;
+use dlock_harness::Server;
 
 use crate::failure::Failure;
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::{command, Ask, Server, Wire};
+use dlock_harness::{command, Ask, Server, Wire};
 
 use crate::failure::Failure;
 use crate::tools::line::Line;

@@ -16,6 +16,11 @@ impl Pattern {
         );
         Pattern(text.as_bytes().to_vec())
     }
+
+    /// Makes the pattern of these replies, one after the other.
+    pub fn all(replies: &[&Pattern]) -> Pattern {
+        Pattern(replies.iter().flat_map(|reply| reply.0.clone()).collect())
+    }
 }
 
 /// Compares received bytes with expected ones, in pieces of any size.

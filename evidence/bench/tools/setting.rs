@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use dlock_integration::{Server, ServerBuilder};
+use dlock_harness::{Server, ServerBuilder};
 
 /// Where a server stores its data.
 #[derive(Clone, Copy)]

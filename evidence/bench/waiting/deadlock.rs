@@ -2,14 +2,14 @@
 
 use std::rc::Rc;
 
-use dlock_integration::{Ask, Grant, Queued, Server, Wire};
+use dlock_harness::{Ask, Grant, Queued, Server, Wire};
 
 use crate::failure::Failure;
 use crate::tools::errand::{owners, Errand, Errands};
 use crate::tools::line::Line;
 use crate::tools::meter::Meter;
 use crate::waiting::session::{Listener, QUEUED};
-use crate::way::{way, Figure, Opened, Way};
+use crate::way::{way, Figure, Named, Opened, Way};
 
 /// Owners in the chain, each of whom waits for the next one.
 const CHAIN: usize = 1_000;
@@ -27,13 +27,19 @@ const LEASE_MS: u64 = 86_400_000;
 
 /// Opens all chains.
 pub fn open_chain() -> Opened {
-    let way = |name, owners, closed| -> Result<Box<dyn Way>, Failure> {
-        Ok(Box::new(Chain::new(name, owners, closed)?))
-    };
     Ok(vec![
-        way("a circle of 1,000 owners, refused", CHAIN, true)?,
-        way("a chain of 1,000 owners, let wait", CHAIN, false)?,
-        way("a chain of 60,000 owners, let wait", LONG_CHAIN, false)?,
+        way(
+            "a circle of 1,000 owners, refused",
+            Chain::new(CHAIN, true)?,
+        ),
+        way(
+            "a chain of 1,000 owners, let wait",
+            Chain::new(CHAIN, false)?,
+        ),
+        way(
+            "a chain of 60,000 owners, let wait",
+            Chain::new(LONG_CHAIN, false)?,
+        ),
     ])
 }
 
@@ -41,7 +47,6 @@ pub fn open_chain() -> Opened {
 ///
 /// All of them wait in a session: so none of them can act but the last one.
 struct Chain {
-    name: &'static str,
     owners: usize,
     closed: bool,
     connection: Wire,
@@ -51,7 +56,7 @@ struct Chain {
 }
 
 impl Chain {
-    fn new(name: &'static str, owners: usize, closed: bool) -> Result<Chain, Failure> {
+    fn new(owners: usize, closed: bool) -> Result<Chain, Failure> {
         let server = Server::start();
         let mut connection = server.connection();
         if owners == CHAIN {
@@ -70,7 +75,6 @@ impl Chain {
             let _: Queued = connection.ask(&wait(0, 1));
         }
         Ok(Chain {
-            name,
             owners,
             closed,
             connection,
@@ -103,10 +107,6 @@ fn wait(owner: usize, lock: usize) -> String {
 }
 
 impl Way for Chain {
-    fn name(&self) -> &str {
-        self.name
-    }
-
     fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
         self.connection.run("CONFIG RESETSTAT");
         let before = Meter::read(&self.server);
@@ -140,7 +140,7 @@ const WAIT: Errand = Errand {
 /// Opens a server with deadlock detection, and one without.
 pub fn open_wait() -> Opened {
     let owners = owners(OWNERS);
-    let mut ways: Vec<Box<dyn Way>> = Vec::new();
+    let mut ways: Vec<Named> = Vec::new();
     for (detection, name, name_with_stake) in [
         (
             "yes",
@@ -169,7 +169,7 @@ pub fn open_wait() -> Opened {
                     let _: Queued = connection.ask(&want);
                 }
             }
-            let mut errands = Errands::new(name, WAIT, "wanted", &owners, &server)?;
+            let mut errands = Errands::new(WAIT, "wanted", &owners, &server)?;
             ways.push(way(name, move || {
                 // It keeps the session meanwhile.
                 let _ = &listener;

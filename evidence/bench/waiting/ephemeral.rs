@@ -4,7 +4,7 @@
 use std::net::Shutdown;
 use std::time::Instant;
 
-use dlock_integration::{await_until, command, Server, PATIENCE};
+use dlock_harness::{await_until, command, Server, PATIENCE};
 
 use crate::failure::Failure;
 use crate::tools::line::Line;

@@ -3,14 +3,14 @@
 use std::os::fd::AsFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use dlock_integration::{command, Ask, Grant, Server, Wire, PATIENCE};
+use dlock_harness::{command, Ask, Grant, Server, Wire, PATIENCE};
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 
 use crate::failure::Failure;
 use crate::tools::line::Line;
 use crate::tools::percentile::Durations;
 use crate::tools::replies::Pattern;
-use crate::way::{Figure, Opened, Way};
+use crate::way::{way, Figure, Opened, Way};
 
 /// The number of locks whose leases end in a sample, each with a waiter.
 const LOCKS: u64 = 300;
@@ -30,11 +30,12 @@ pub fn open() -> Opened {
     let lines = (0..LOCKS)
         .map(|_| Line::narrow(server.port()))
         .collect::<Result<_, _>>()?;
-    Ok(vec![Box::new(Expiry {
+    let expiry = Expiry {
         connection: server.connection(),
         lines,
         server,
-    })])
+    };
+    Ok(vec![way("lease ends → waiter", expiry)])
 }
 
 struct Expiry {
@@ -44,10 +45,6 @@ struct Expiry {
 }
 
 impl Way for Expiry {
-    fn name(&self) -> &str {
-        "lease ends → waiter"
-    }
-
     fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
         for _ in 0..TRIES {
             let deadlines_ms = self.take_all();

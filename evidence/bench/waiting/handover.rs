@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Instant;
 
-use dlock_integration::{command, Server};
+use dlock_harness::{command, Server};
 
 use crate::failure::Failure;
 use crate::tools::line::Line;
@@ -18,7 +18,7 @@ use crate::tools::meter::Meter;
 use crate::tools::percentile::Durations;
 use crate::tools::replies::Pattern;
 use crate::waiting::mass;
-use crate::way::{Figure, Opened, Way};
+use crate::way::{way, Figure, Opened, Way};
 
 /// Hand-overs in a sample: enough for one in a thousand.
 pub const HANDOVERS: usize = 1_000;
@@ -35,42 +35,28 @@ pub const QUEUE_100: &str = "release → waiter, 100 queued";
 /// Opens all ways on one server, so that all have equally many connections.
 pub fn open() -> Opened {
     let server = Rc::new(Server::start());
+    let queue = |queued| Queue::new(queued, &server);
+    let channels = |count| Channels::new(count, &server);
     Ok(vec![
-        Box::new(Queue::new(QUEUE_100, 100, &server)?),
-        Box::new(Channels::new(
-            "publish → subscriber, 100 in turn",
-            100,
-            &server,
-        )?),
-        Box::new(Queue::new(
-            "release → waiter, 3,000 queued",
-            3_000,
-            &server,
-        )?),
-        Box::new(Channels::new(
-            "publish → subscriber, 3,000 in turn",
-            3_000,
-            &server,
-        )?),
+        way(QUEUE_100, queue(100)?),
+        way("publish → subscriber, 100 in turn", channels(100)?),
+        way("release → waiter, 3,000 queued", queue(3_000)?),
+        way("publish → subscriber, 3,000 in turn", channels(3_000)?),
     ])
 }
 
 /// Opens a queue as long as the default limit of a server's connections.
 pub fn open_crowded() -> Opened {
     let server = Rc::new(mass::start());
+    let queue = |queued| Queue::new(queued, &server);
     Ok(vec![
-        Box::new(Queue::new(QUEUE_100, 100, &server)?),
-        Box::new(Queue::new(
-            "release → waiter, 10,000 queued",
-            10_000,
-            &server,
-        )?),
+        way(QUEUE_100, queue(100)?),
+        way("release → waiter, 10,000 queued", queue(10_000)?),
     ])
 }
 
 /// A lock with its holder and its waiters, the first of them in front.
 pub struct Queue {
-    name: &'static str,
     holder: Client,
     waiters: VecDeque<Client>,
     bystander: Bystander,
@@ -102,17 +88,12 @@ impl Client {
 
 impl Queue {
     /// Makes a held lock of its own with `queued` waiters.
-    fn new(name: &'static str, queued: usize, server: &Rc<Server>) -> Result<Queue, Failure> {
-        Queue::of(name, &format!("queue:{queued}"), queued, server)
+    fn new(queued: usize, server: &Rc<Server>) -> Result<Queue, Failure> {
+        Queue::of(&format!("queue:{queued}"), queued, server)
     }
 
     /// Makes a held lock of this name with `queued` waiters.
-    pub fn of(
-        name: &'static str,
-        key: &str,
-        queued: usize,
-        server: &Rc<Server>,
-    ) -> Result<Queue, Failure> {
+    pub fn of(key: &str, queued: usize, server: &Rc<Server>) -> Result<Queue, Failure> {
         let granted = Pattern::new("*2\r\n:#\r\n:1\r\n");
         let mut bystander = Bystander::new(server)?;
         let mut holder = Client::new(server, key, queued, 0)?;
@@ -126,7 +107,6 @@ impl Queue {
             waiters.push_back(waiter);
         }
         Ok(Queue {
-            name,
             holder,
             waiters,
             bystander,
@@ -138,10 +118,6 @@ impl Queue {
 }
 
 impl Way for Queue {
-    fn name(&self) -> &str {
-        self.name
-    }
-
     fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
         let mut durations = Durations::new();
         let before = Meter::read(&self.server);
@@ -171,7 +147,6 @@ pub fn figures(durations: &Durations, before: &Meter, server: &Server) -> Vec<Fi
 
 /// A publisher, and subscribers with a channel each.
 struct Channels {
-    name: &'static str,
     publisher: Line,
     subscribers: Vec<Subscriber>,
     next: usize,
@@ -202,11 +177,10 @@ impl Subscriber {
 }
 
 impl Channels {
-    fn new(name: &'static str, count: usize, server: &Rc<Server>) -> Result<Channels, Failure> {
+    fn new(count: usize, server: &Rc<Server>) -> Result<Channels, Failure> {
         // Several of these must have different channels.
         let numbers = count..2 * count;
         Ok(Channels {
-            name,
             publisher: Line::narrow(server.port())?,
             subscribers: numbers
                 .map(|number| Subscriber::new(server, number))
@@ -220,10 +194,6 @@ impl Channels {
 }
 
 impl Way for Channels {
-    fn name(&self) -> &str {
-        self.name
-    }
-
     fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
         let mut durations = Durations::new();
         let before = Meter::read(&self.server);

@@ -4,25 +4,27 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use dlock_integration::Server;
+use dlock_harness::Server;
 
 use crate::failure::Failure;
 use crate::tools::line::Line;
 use crate::tools::pause::Pauses;
 use crate::tools::percentile::Durations;
 use crate::waiting::session::{Listener, QUEUED};
-use crate::way::{Figure, Opened, Way};
+use crate::way::{way, Figure, Opened, Way};
 
 const LEASES: usize = 100_000;
 
 /// Opens a server for them.
 pub fn open() -> Opened {
     let server = Server::start();
-    Ok(vec![Box::new(Lapses {
+    let lapses = Lapses {
         line: Line::wide(server.port())?,
         listener: Listener::new(&server, "lapse"),
         server,
-    })])
+    };
+    let name = "100,000 leases end in one second, in a session";
+    Ok(vec![way(name, lapses)])
 }
 
 struct Lapses {
@@ -32,10 +34,6 @@ struct Lapses {
 }
 
 impl Way for Lapses {
-    fn name(&self) -> &str {
-        "100,000 leases end in one second, in a session"
-    }
-
     fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
         let start = Instant::now();
         self.line.run_each(LEASES, "*2\r\n:#\r\n:1\r\n", |number| {

@@ -3,8 +3,8 @@
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis;
-use dlock_integration::{await_until, command, Ask, Grant, Server, Wire, PATIENCE};
+use dlock_harness::redis;
+use dlock_harness::{await_until, command, Ask, Grant, Server, Wire, PATIENCE};
 
 use crate::failure::Failure;
 use crate::tools::line::Line;

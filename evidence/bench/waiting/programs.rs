@@ -10,7 +10,7 @@ use std::hint;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use dlock_integration::{command, Server};
+use dlock_harness::{command, Server};
 
 use crate::failure::Failure;
 use crate::tools::line::Line;
@@ -20,7 +20,7 @@ use crate::tools::percentile::Durations;
 use crate::tools::replies::Pattern;
 use crate::waiting::handover::{figures, Bystander, HANDOVERS};
 use crate::waiting::session::QUEUED;
-use crate::way::{Figure, Opened, Way};
+use crate::way::{way, Figure, Opened, Way};
 
 const QUEUED_PROGRAMS: usize = 100;
 
@@ -36,12 +36,11 @@ pub fn open() -> Opened {
     let programs = |number| Program::new(&server, number);
     let poppers = |number| Popper::new(&server, number);
     Ok(vec![
-        Box::new(Turns::new(
+        way(
             "release → row, 100 programs",
-            programs,
-            &server,
-        )?),
-        Box::new(Turns::new("RPUSH → BLPOP, 100 clients", poppers, &server)?),
+            Turns::new(programs, &server)?,
+        ),
+        way("RPUSH → BLPOP, 100 clients", Turns::new(poppers, &server)?),
     ])
 }
 
@@ -53,7 +52,6 @@ trait Client: Sized {
 
 /// The holder, and those who wait, the first of them in front.
 struct Turns<C> {
-    name: &'static str,
     holder: C,
     waiters: VecDeque<C>,
     server: Rc<Server>,
@@ -61,7 +59,6 @@ struct Turns<C> {
 
 impl<C: Client> Turns<C> {
     fn new(
-        name: &'static str,
         make: impl Fn(usize) -> Result<C, Failure>,
         server: &Rc<Server>,
     ) -> Result<Turns<C>, Failure> {
@@ -74,7 +71,6 @@ impl<C: Client> Turns<C> {
             bystander.wait_for_quiet()?;
         }
         Ok(Turns {
-            name,
             holder,
             waiters,
             server: Rc::clone(server),
@@ -83,10 +79,6 @@ impl<C: Client> Turns<C> {
 }
 
 impl<C: Client> Way for Turns<C> {
-    fn name(&self) -> &str {
-        self.name
-    }
-
     fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
         let mut durations = Durations::new();
         let before = Meter::read(&self.server);

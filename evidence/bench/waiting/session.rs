@@ -2,13 +2,13 @@
 
 use std::rc::Rc;
 
-use dlock_integration::{Ask, Grant, Server, Wire};
+use dlock_harness::{Ask, Grant, Server, Wire};
 
 use crate::failure::Failure;
 use crate::tools::errand::{owners, Errand};
 use crate::tools::line::Line;
 use crate::tools::meter::Meter;
-use crate::way::{Figure, Opened, Way};
+use crate::way::{way, Figure, Named, Opened, Way};
 
 /// Hand-overs in a sample.
 const HANDOVERS: usize = 20_000;
@@ -34,13 +34,13 @@ pub const QUEUED: &str = "*3\r\n:0\r\n:#\r\n:#\r\n";
 
 /// Opens both queues, with a server each.
 pub fn open() -> Opened {
-    let mut ways: Vec<Box<dyn Way>> = Vec::new();
+    let mut ways: Vec<Named> = Vec::new();
     for (name, key, queued) in [
         ("release → row, 100 wait in a session", "few", 100),
         ("release → row, 100,000 wait in a session", "many", 100_000),
     ] {
         let server = Rc::new(Server::start());
-        ways.push(Box::new(Rows::new(name, key, queued, server)?));
+        ways.push(way(name, Rows::new(key, queued, server)?));
     }
     Ok(ways)
 }
@@ -60,7 +60,6 @@ pub fn queue_up(
 
 /// A lock, and the owners that hold it in turn.
 struct Rows {
-    name: &'static str,
     key: &'static str,
     owners: Rc<Vec<String>>,
     holder: usize,
@@ -70,18 +69,12 @@ struct Rows {
 }
 
 impl Rows {
-    fn new(
-        name: &'static str,
-        key: &'static str,
-        queued: usize,
-        server: Rc<Server>,
-    ) -> Result<Rows, Failure> {
+    fn new(key: &'static str, queued: usize, server: Rc<Server>) -> Result<Rows, Failure> {
         let owners = owners(queued + 1);
         let mut line = Line::wide(server.port())?;
         let listener = Listener::new(&server, key);
         queue_up(&server, &mut line, key, &owners)?;
         Ok(Rows {
-            name,
             key,
             owners,
             holder: 0,
@@ -93,10 +86,6 @@ impl Rows {
 }
 
 impl Way for Rows {
-    fn name(&self) -> &str {
-        self.name
-    }
-
     fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
         let turns = self.owners.iter().cycle().skip(self.holder);
         let turns: Vec<String> = turns.take(HANDOVERS).cloned().collect();

@@ -2,11 +2,11 @@
 
 use std::rc::Rc;
 
-use dlock_integration::{Ask, Grant, Server};
+use dlock_harness::{Ask, Grant, Server};
 
 use crate::tools::errand::{owners, Errand, Errands};
 use crate::tools::line::Line;
-use crate::way::{Opened, Way};
+use crate::way::{way, Named, Opened};
 
 const SHORT: usize = 100;
 const LONG: usize = 10_000;
@@ -42,7 +42,7 @@ const ERRANDS: [(Errand, &str, &str); 3] = [
 /// Opens both queues on one server: one owner holds the lock, and all others have a ticket.
 pub fn open() -> Opened {
     let server = Rc::new(Server::start());
-    let mut ways: Vec<Box<dyn Way>> = Vec::new();
+    let mut ways: Vec<Named> = Vec::new();
     for (key, length) in [("short", SHORT), ("long", LONG)] {
         let owners = owners(length);
         let _: Grant = server
@@ -51,8 +51,7 @@ pub fn open() -> Opened {
         POLL.once(&mut Line::wide(server.port())?, key, &owners)?;
         for (errand, short, long) in ERRANDS {
             let name = if length == SHORT { short } else { long };
-            let errands = Errands::new(name, errand, key, &owners, &server)?;
-            ways.push(Box::new(errands));
+            ways.push(way(name, Errands::new(errand, key, &owners, &server)?));
         }
     }
     Ok(ways)

@@ -3,8 +3,8 @@
 use std::collections::hash_map::Entry;
 use std::time::{Duration, Instant};
 
-use super::{Client, Way};
-use crate::history::{Call, Micros, Outcome, Unanswered};
+use super::Client;
+use crate::history::{Micros, Unanswered};
 use crate::link::{Link, Reply};
 
 /// How much longer an answer may take than its request may wait at the server.
@@ -19,15 +19,6 @@ const PAUSE_MS: u64 = 100;
 impl Client<'_> {
     /// Sends a request about `key` to its server. `block_ms` is how long it may wait there. Returns the answer and its sender.
     pub(super) fn call(&mut self, key: &str, words: &[&str], block_ms: u64) -> (Reply, u16) {
-        let sent = self.shared.now();
-        let (reply, port) = self.deliver(key, words, block_ms);
-        if let Some(outcome) = outcome(words, &reply) {
-            self.note_call(words, sent, outcome, port);
-        }
-        (reply, port)
-    }
-
-    fn deliver(&mut self, key: &str, words: &[&str], block_ms: u64) -> (Reply, u16) {
         let bound = Duration::from_millis(block_ms) + SLACK;
         let end = Instant::now() + bound;
         let mut last = (Reply::Unreachable, 0);
@@ -91,70 +82,6 @@ impl Client<'_> {
         reply
     }
 
-    fn note_call(&mut self, words: &[&str], sent: Micros, outcome: Outcome, server: u16) {
-        if !self.shared.keeps_calls {
-            return;
-        }
-        let word = |at: usize| words.get(at).map(|word| String::from(*word));
-        let command = word(0).unwrap_or_default();
-        let named = (words.iter().position(|word| *word == "TOKEN"))
-            .and_then(|at| words.get(at + 1)?.parse().ok());
-        let (keys, owner, named) = match command.as_str() {
-            "DLOCK.SESSION" => return,
-            "DLOCK.MACQUIRE" => (vec![word(2), word(3)], word(4), None),
-            "DLOCK.GUARD" => (vec![word(1)], None, word(2).and_then(|t| t.parse().ok())),
-            _ => (vec![word(1)], word(2), named),
-        };
-        let lease_at = match command.as_str() {
-            "DLOCK.MACQUIRE" => Some(5),
-            "DLOCK.ACQUIRE" | "DLOCK.FAIRACQUIRE" | "DLOCK.RENEW" => Some(3),
-            _ => None,
-        };
-        let limit = match words.iter().position(|word| *word == "LIMIT") {
-            Some(at) => words.get(at + 1).and_then(|word| word.parse().ok()),
-            None if words.contains(&"SHARED") => Some(0),
-            None if command.ends_with("ACQUIRE") => Some(1),
-            None => None,
-        };
-        // The tasks of a program with a session have one call at a time each.
-        let client = match (self.way, &owner) {
-            (Way::Session, Some(owner)) => owner.clone(),
-            _ => self.name.clone(),
-        };
-        self.notes.calls.push(Call {
-            client,
-            command,
-            keys: keys.into_iter().flatten().collect(),
-            owner,
-            named,
-            lease_ms: lease_at.and_then(word).and_then(|word| word.parse().ok()),
-            limit,
-            sent,
-            ended: self.shared.now(),
-            outcome,
-            server,
-        });
-    }
-
-    /// Records the row that answered a wait in a session, or its absence.
-    pub(super) fn note_row(
-        &mut self,
-        words: &[&str],
-        sent: Micros,
-        said: Option<&[String]>,
-        server: u16,
-    ) {
-        let outcome = match said {
-            Some([first, token, ..]) if first == "granted" => Outcome::Done {
-                tokens: token.parse().into_iter().collect(),
-                left_ms: None,
-            },
-            Some([first, ..]) => Outcome::Refused(first.clone()),
-            _ => Outcome::Unknown("no row".into()),
-        };
-        self.note_call(words, sent, outcome, server);
-    }
-
     pub(super) fn note_unanswered(&mut self, command: &str, from: Micros, reply: &Reply) {
         if matches!(reply, Reply::NoAnswer) {
             self.notes.unanswered.push(Unanswered {
@@ -170,31 +97,6 @@ impl Client<'_> {
         let count = self.notes.answers.entry(format!("{command}: {kind}"));
         *count.or_default() += 1;
     }
-}
-
-/// Returns the outcome of a call by its reply; `None` if a row will bring it.
-fn outcome(words: &[&str], reply: &Reply) -> Option<Outcome> {
-    let command = words.first().copied().unwrap_or_default();
-    let done = |tokens, left_ms| Outcome::Done { tokens, left_ms };
-    Some(match reply {
-        Reply::Value(_) => match (command, reply.integers().as_deref()) {
-            ("DLOCK.HELD", Some([token, _, left_ms])) => done(vec![*token], Some(*left_ms)),
-            ("DLOCK.HELD", _) => done(Vec::new(), None),
-            ("DLOCK.RENEW", Some([left_ms, _])) => done(Vec::new(), Some(*left_ms)),
-            ("DLOCK.RENEW", _) => done(Vec::new(), reply.integer()),
-            ("DLOCK.ACQUIRE" | "DLOCK.FAIRACQUIRE", Some([_, _, _])) => return None,
-            ("DLOCK.ACQUIRE" | "DLOCK.FAIRACQUIRE", Some([token, _])) => done(vec![*token], None),
-            ("DLOCK.MACQUIRE", Some(tokens)) => done(tokens.to_vec(), None),
-            ("DLOCK.ACQUIRE" | "DLOCK.FAIRACQUIRE" | "DLOCK.MACQUIRE", _) => {
-                Outcome::Refused(reply.kind().into())
-            }
-            _ => done(Vec::new(), None),
-        },
-        // It may be in force.
-        Reply::Error(_) if reply.is_error("NOACK") => Outcome::Unknown(reply.kind().into()),
-        Reply::Error(_) | Reply::Unreachable => Outcome::Refused(reply.kind().into()),
-        Reply::Closed | Reply::NoAnswer => Outcome::Unknown(reply.kind().into()),
-    })
 }
 
 enum Redirection {

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use dlock_integration::redis::{from_redis_value, Value};
+use dlock_harness::redis::{from_redis_value, Value};
 
 use super::hold::{believed, Hold, Learned};
 use super::ways::Way;
@@ -59,8 +59,8 @@ struct Task {
     taken: bool,
     /// When the program learned of the hold.
     told: Micros,
-    /// The request whose outcome is not known.
-    pending: Option<(Vec<String>, Micros)>,
+    /// When the request was sent whose outcome is not known.
+    pending: Option<Micros>,
 }
 
 /// One program: a session of one name at each server that it uses.
@@ -165,7 +165,7 @@ impl Client<'_> {
         let now = self.shared.now();
         match task.stage {
             Stage::Waits(end) if now >= end => {
-                self.outcome(task, None);
+                self.outcome(task);
                 task.stage = Stage::Leaves;
             }
             Stage::Waits(end) if task.again => self.ask(task, end, program),
@@ -203,7 +203,7 @@ impl Client<'_> {
 
     fn ask(&mut self, task: &mut Task, end: Micros, program: &Program) {
         // What the earlier request was granted comes with this answer, or by a row.
-        self.outcome(task, None);
+        self.outcome(task);
         let sent = self.shared.now();
         let (lease, left) = (LEASE_MS.to_string(), ((end - sent) / 1_000 + 1).to_string());
         let command = match task.is_fair {
@@ -219,8 +219,7 @@ impl Client<'_> {
         task.hold.server = at;
         match reply.integers().as_deref() {
             Some([0, _, id]) => {
-                let words = words.iter().map(|word| (*word).to_owned()).collect();
-                (task.id, task.pending) = (*id, Some((words, sent)));
+                (task.id, task.pending) = (*id, Some(sent));
             }
             Some([token, id]) => {
                 // Asked for again, only its row says how long it lasts.
@@ -240,19 +239,11 @@ impl Client<'_> {
         }
     }
 
-    /// Records what has become of a request that waited: the word of its row and its token, if there are any.
-    fn outcome(&mut self, task: &mut Task, said: Option<(&str, u64)>) {
-        let Some((words, sent)) = task.pending.take() else {
+    /// Records the wait of a request that waits no longer.
+    fn outcome(&mut self, task: &mut Task) {
+        let Some(sent) = task.pending.take() else {
             return;
         };
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let said = said.map(|(word, token)| [word.to_owned(), token.to_string()]);
-        self.note_row(
-            &words,
-            sent,
-            said.as_ref().map(|said| &said[..]),
-            task.hold.server,
-        );
         self.notes.waits.push(Wait {
             lock: task.hold.lock.clone(),
             owner: task.hold.owner.clone(),
@@ -424,7 +415,7 @@ impl Client<'_> {
         let is_told = |task: &Task| task.hold.token == *token;
         match (word.as_str(), task) {
             ("granted", Some(task)) if matches!(task.stage, Stage::Waits(_)) => {
-                self.outcome(task, Some((word, *token)));
+                self.outcome(task);
                 task.hold.server = server;
                 self.granted(task, *token, id, Some(until));
             }
@@ -462,7 +453,7 @@ impl Client<'_> {
             ("replaced" | "wrongtype" | "timeout" | "cancelled" | "again", Some(task))
                 if matches!(task.stage, Stage::Waits(_)) =>
             {
-                self.outcome(task, Some((word, 0)));
+                self.outcome(task);
                 task.again = true;
                 if matches!(word.as_str(), "replaced" | "wrongtype") {
                     task.stage = Stage::Over;
@@ -507,7 +498,7 @@ impl Client<'_> {
                     let until = now.min(task.hold.deadline);
                     self.stop(task, until, End::Released);
                 }
-                Stage::Waits(_) => self.outcome(task, None),
+                Stage::Waits(_) => self.outcome(task),
                 _ => {}
             }
         }

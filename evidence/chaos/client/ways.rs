@@ -200,20 +200,15 @@ impl Client<'_> {
         let is_over = released >= until;
         let is_lost = reply.is_error("NOTHELD") && self.shared.now() < until;
         self.notes.beliefs.push(Belief {
-            lock: lock.into(),
-            owner,
             token: *token,
-            limit: 1,
             asked,
-            from,
-            until: released.min(until),
             end: match (is_over, is_lost) {
                 (true, _) => End::RanOut,
                 (_, true) => End::Lost,
                 _ => End::Released,
             },
             server: at,
-            renewed: false,
+            ..Belief::new(lock, owner, from, released.min(until))
         });
     }
 

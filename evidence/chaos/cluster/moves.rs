@@ -3,11 +3,12 @@
 use std::thread;
 use std::time::Duration;
 
+use dlock_harness::until;
 use fastrand::Rng;
 
-use super::{Cluster, PATIENCE};
+use super::{text, Cluster};
 use crate::fault::Fault;
-use crate::nodes::until;
+use crate::nodes::PATIENCE;
 
 /// Rounds of searching for keys that are left; more than a few are needed only after a fault.
 const SWEEPS: usize = 50;
@@ -21,8 +22,8 @@ impl Cluster {
         from: usize,
         random: &mut Rng,
     ) -> bool {
-        let primaries: Vec<usize> = (0..self.nodes.len())
-            .filter(|number| *number != from && self.is_primary(*number))
+        let primaries: Vec<usize> = (0..self.group.nodes.len())
+            .filter(|number| *number != from && self.group.nodes[*number].is_primary())
             .collect();
         if primaries.is_empty() {
             return false;
@@ -35,23 +36,20 @@ impl Cluster {
         }
     }
 
-    fn is_primary(&self, number: usize) -> bool {
-        let info = self.nodes[number].info("replication");
-        info.is_some_and(|info| info.get("role") == Some("master"))
-    }
-
     /// Moves it key by key, as tools for clusters do.
     fn migrate(&self, slot: usize, from: usize, to: usize, random: &mut Rng) -> bool {
-        let (source, target) = (&self.nodes[from], &self.nodes[to]);
-        let source_id = source.text("CLUSTER MYID");
-        let target_id = target.text("CLUSTER MYID");
+        let (source, target) = (&self.group.nodes[from], &self.group.nodes[to]);
+        let source_id = text(source, "CLUSTER MYID");
+        let target_id = text(target, "CLUSTER MYID");
         target.say(&format!("CLUSTER SETSLOT {slot} IMPORTING {source_id}"));
         source.say(&format!("CLUSTER SETSLOT {slot} MIGRATING {target_id}"));
         let mut pause = || thread::sleep(Duration::from_millis(random.u64(0..200)));
         let mut is_empty = false;
         for _ in 0..SWEEPS {
             pause();
-            let keys = source.list(&format!("CLUSTER GETKEYSINSLOT {slot} 100"));
+            let keys: Vec<String> = source
+                .ask(&format!("CLUSTER GETKEYSINSLOT {slot} 100"))
+                .unwrap_or_default();
             is_empty = keys.is_empty();
             if is_empty {
                 break;
@@ -70,9 +68,9 @@ impl Cluster {
 
     /// Moves it in one step, by the server itself.
     fn move_at_once(&self, slot: usize, from: usize, to: usize) -> bool {
-        let (source, target) = (&self.nodes[from], &self.nodes[to]);
+        let (source, target) = (&self.group.nodes[from], &self.group.nodes[to]);
         let is_valkey = source.server.version().is_valkey(9, 0);
-        let target_id = target.text("CLUSTER MYID");
+        let target_id = text(target, "CLUSTER MYID");
         let door = target.door.port();
         // A server has one such move at a time and refuses a second until it has tidied up after the first.
         until(PATIENCE, || {

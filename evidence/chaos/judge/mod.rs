@@ -4,12 +4,12 @@ mod calm;
 mod fifo;
 mod hung;
 mod late;
-mod overlap;
 mod quarantine;
 mod silence;
 mod tokens;
 mod wakeups;
 
+use dlock_harness::belief::overlap;
 use serde::{Deserialize, Serialize};
 
 use crate::history::{End, History};
@@ -154,15 +154,15 @@ impl Verdict {
 
 /// Judges a history of servers with this quarantine.
 pub fn judge(history: &History, quarantine_ms: u64) -> Verdict {
-    let (overlap, overlaps) = overlap::overlap(&history.beliefs);
+    let overlap = overlap(&history.beliefs);
     let (tokens_fallen, tokens_twice) = tokens::disorder(&history.beliefs);
     Verdict {
         rounds: history.rounds.len(),
         apart: history.rounds.iter().filter(|round| !round.healed).count(),
         promotions: history.rounds.iter().filter(|round| round.promoted).count(),
         grants: history.beliefs.len(),
-        overlap_s: seconds(overlap),
-        overlaps,
+        overlap_s: seconds(overlap.total),
+        overlaps: overlap.times,
         tokens_fallen,
         tokens_twice,
         grants_lost: (history.beliefs.iter())
@@ -198,16 +198,8 @@ pub mod planted {
 
     pub fn belief(lock: &str, owner: &str, token: u64, from: u64, until: u64) -> Belief {
         Belief {
-            lock: lock.into(),
-            owner: owner.into(),
             token,
-            limit: 1,
-            asked: from * SECOND,
-            from: from * SECOND,
-            until: until * SECOND,
-            end: End::Released,
-            server: 0,
-            renewed: false,
+            ..Belief::new(lock, owner, from * SECOND, until * SECOND)
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use dlock_integration::Party;
+use dlock_harness::Party;
 use fastrand::Rng;
 
 use super::in_order::{Held, Vote};

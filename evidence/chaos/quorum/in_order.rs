@@ -19,7 +19,7 @@
 
 use std::time::{Duration, Instant};
 
-use dlock_integration::Wire;
+use dlock_harness::Wire;
 use redis::{Cmd, FromRedisValue, Pipeline, RedisResult};
 
 /// How long a master may take for an answer that waits for nothing. This time reduces the lease.

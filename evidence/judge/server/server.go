@@ -141,6 +141,10 @@ func (s *Server) Versions() (string, string, error) {
 		}
 		if about["name"].Text == "dlock" {
 			n := about["ver"].Number
+			// A development build has the digits of its commit; src/version.rs says where.
+			if n>>30 == 1 {
+				return name, fmt.Sprintf("%d.%d.0-dev+%05x", n>>26&0xf, n>>20&0x3f, n&0xfffff), nil
+			}
 			return name, fmt.Sprintf("%d.%d.%d", n/10000, n/100%100, n%100), nil
 		}
 	}

@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::spawn;
+use dlock_harness::spawn;
 use hdrhistogram::Histogram;
 use tokio::runtime::Handle;
 

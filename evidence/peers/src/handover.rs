@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use dlock_integration::Server;
+use dlock_harness::Server;
 use hdrhistogram::Histogram;
 use tokio::runtime::Handle;
 
@@ -11,6 +11,7 @@ use crate::cell::{self, Figures, Load};
 use crate::failure::Failure;
 use crate::locks::client::{Address, Kind};
 use crate::outcome::Outcome;
+use crate::service::java_versions;
 
 /// The name in the outcome.
 pub const GROUP: &str = "hand-over";
@@ -50,12 +51,10 @@ pub fn measure(
     rounds: usize,
     outcome: &mut Outcome,
 ) -> Result<(), Failure> {
-    for program in programs {
-        let server = Server::builder().program(program).start();
-        let name = server.version().to_string();
-        outcome.versions.push(name);
-    }
-    let names = outcome.versions[outcome.versions.len() - programs.len()..].to_vec();
+    let version = |program: &PathBuf| Server::builder().program(program).version().to_string();
+    let names: Vec<String> = programs.iter().map(version).collect();
+    let all = [java_versions(), names.clone()].concat();
+    outcome.made = outcome.made.clone().with(&all);
     let situations: Vec<(usize, u64, Duration)> = HOLDS
         .iter()
         .flat_map(|&(hold, duration)| CLIENTS.map(|clients| (clients, hold, duration)))

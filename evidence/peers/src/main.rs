@@ -26,10 +26,11 @@ mod service;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use dlock_integration::Server;
+use dlock_harness::{Made, Server};
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
 use tokio::runtime::{Builder, Runtime};
 
@@ -88,7 +89,7 @@ struct Options {
     /// Hand-overs on other servers too: those that `make servers` keeps in this directory
     #[arg(long, value_name = "DIRECTORY", default_value = "target/servers")]
     servers: PathBuf,
-    /// Measures nothing: writes the tables and the plot of the last full run again
+    /// Measures nothing: writes the tables of the last full run again
     #[arg(long)]
     report: bool,
     /// Where runs are kept
@@ -128,8 +129,9 @@ fn run(options: &Options) -> Result<(), Failure> {
     }
     let start = Instant::now();
     let fsync_us = disk::sync_time()?.as_secs_f64() * 1e6;
-    let versions = service::versions(&options.installed);
-    let mut outcome = Outcome::new(options.quick, fsync_us, versions);
+    let made = Made::now();
+    let versions = service::versions(&made.server, &options.installed);
+    let mut outcome = Outcome::new(options.quick, fsync_us, made.clone().with(&versions));
     let mut bench = Bench {
         options,
         runtime: &runtime,
@@ -148,7 +150,7 @@ fn run(options: &Options) -> Result<(), Failure> {
         println!("{}", report::text(&outcome));
     }
     if (is_all || !is_peers) && options.only.is_none() {
-        let mut outcome = Outcome::new(options.quick, fsync_us, service::own_versions());
+        let mut outcome = Outcome::new(options.quick, fsync_us, made);
         hand_overs(options, &runtime, &mut outcome)?;
         println!("{}", report::hand_overs(&outcome));
         Page::HAND_OVERS.keep(&outcome, &options.results)?;
@@ -160,7 +162,7 @@ fn run(options: &Options) -> Result<(), Failure> {
 /// Measures dlock on several servers, and permits.
 fn hand_overs(options: &Options, runtime: &Runtime, outcome: &mut Outcome) -> Result<(), Failure> {
     let rounds = rounds(options);
-    let own = PathBuf::from(dlock_integration::server_program());
+    let own = PathBuf::from(dlock_harness::server_program());
     let fetched = FETCHED.map(|name| options.servers.join(name).join("server"));
     let (known, missing): (Vec<_>, Vec<_>) = fetched.into_iter().partition(|path| path.exists());
     for path in missing {
@@ -197,9 +199,6 @@ fn allow_many_connections() -> Result<(), Failure> {
     let wanted = hard.min(CONNECTIONS).max(soft);
     Ok(setrlimit(Resource::RLIMIT_NOFILE, wanted, hard)?)
 }
-
-/// The rounds of each situation.
-type Cells = Vec<(&'static str, Vec<Figures>)>;
 
 /// A run.
 struct Bench<'a> {
@@ -245,22 +244,16 @@ impl Bench<'_> {
             let reason = "strace, which adds to fsync, cannot be used here";
             self.leave_out(Promise::DurableSlow.text(), &reason.into());
         }
-        let mut samples: Vec<Cells> = plans.iter().map(|_| Cells::new()).collect();
         for round in 1..=rounds(self.options) {
-            for (plan, samples) in plans.iter().zip(&mut samples) {
+            for plan in &plans {
                 let what = format!("{}, {}, round {round}", plan.promise.text(), plan.name);
                 eprintln!("{what} …");
-                if let Err(error) = self.contend(plan, samples) {
+                if let Err(error) = self.contend(plan) {
                     self.leave_out(&what, &error);
                 }
             }
         }
-        for (plan, samples) in plans.iter().zip(samples) {
-            for (name, rounds) in samples {
-                self.outcome
-                    .add(plan.promise.text(), plan.name, name, &rounds);
-            }
-        }
+        self.outcome.add_samples();
     }
 
     /// Measures the memory of every service.
@@ -281,7 +274,7 @@ impl Bench<'_> {
     }
 
     /// Measures a round of a service.
-    fn contend(&mut self, plan: &Plan, samples: &mut Cells) -> Result<(), Failure> {
+    fn contend(&mut self, plan: &Plan) -> Result<(), Failure> {
         let service = plan.start(&self.options.installed)?;
         self.runtime
             .block_on(service::await_service(service.address))?;
@@ -290,10 +283,8 @@ impl Bench<'_> {
             let load = self.load(clients, work_ms, hot);
             let measured = cell::contend(self.runtime.handle(), service.address, &processes, load);
             let round = measured.map_err(|error| format!("{name}: {error}"))?;
-            match samples.iter_mut().find(|(known, _)| *known == name) {
-                Some((_, rounds)) => rounds.push(round.figures),
-                None => samples.push((name, vec![round.figures])),
-            }
+            let group = plan.promise.text();
+            (self.outcome).sample((group, plan.name, name), round.figures);
         }
         Ok(())
     }
@@ -355,20 +346,14 @@ impl Bench<'_> {
         } else {
             &[HOT[1], HOT[2], HOT[5]]
         };
-        let mut samples: Vec<Cells> = redisson::KINDS.iter().map(|_| Cells::new()).collect();
         for round in 1..=rounds(self.options) {
-            for ((kind, name), samples) in redisson::KINDS.iter().zip(&mut samples) {
+            for (kind, name) in redisson::KINDS {
                 eprintln!("{name}, round {round} …");
                 for &(situation, clients, work_ms) in situations {
                     let load = self.load(clients, work_ms, true);
                     let server = Server::start();
                     match driver.contend(&server, kind, load) {
-                        Ok(figures) => {
-                            match samples.iter_mut().find(|(known, _)| *known == situation) {
-                                Some((_, rounds)) => rounds.push(figures),
-                                None => samples.push((situation, vec![figures])),
-                            }
-                        }
+                        Ok(figures) => self.outcome.sample((JAVA, name, situation), figures),
                         Err(error) => {
                             self.leave_out(&format!("{name}, {situation}, round {round}"), &error)
                         }
@@ -376,11 +361,7 @@ impl Bench<'_> {
                 }
             }
         }
-        for ((_, name), samples) in redisson::KINDS.iter().zip(samples) {
-            for (situation, rounds) in samples {
-                self.outcome.add(JAVA, name, situation, &rounds);
-            }
-        }
+        self.outcome.add_samples();
     }
 
     /// Measures all kills at one time: most of it is waiting.
@@ -389,94 +370,62 @@ impl Bench<'_> {
             return;
         }
         eprintln!("killing holders …");
-        let mut running = Vec::new();
+        let mut kills: Vec<(&str, &str, String, Kill)> = Vec::new();
         for plan in PLANS {
             let is_one = matches!(plan.promise, Promise::Memory | Promise::Durable);
             let is_same = plan.promise == Promise::Durable && plan.name.starts_with("dlock");
             if !is_one || is_same || !self.wants_service(plan.name) {
                 continue;
             }
-            for lifetime in [Lifetime::Default, Lifetime::Short] {
-                match plan.start(&self.options.installed) {
-                    Ok(service) => running.push((plan, lifetime, service)),
-                    Err(error) => self.leave_out(&format!("{}, killed", plan.name), &error),
-                }
+            for (kind, lifetime) in [
+                (KILL_DEFAULT, Lifetime::Default),
+                (KILL_SHORT, Lifetime::Short),
+            ] {
+                let service = match plan.start(&self.options.installed) {
+                    Ok(service) => service,
+                    Err(error) => {
+                        self.leave_out(&format!("{}, {kind}", plan.name), &error);
+                        continue;
+                    }
+                };
+                let handle = self.runtime.handle().clone();
+                let kill = move || {
+                    // The closure takes all of the service, which runs as long as this does.
+                    let service = service;
+                    handle.block_on(async {
+                        service::await_service(service.address).await?;
+                        cell::kill_holder(service.address, lifetime).await
+                    })
+                };
+                let name = format!("{kind}: {}", plan.lifetime(lifetime));
+                kills.push((plan.promise.text(), plan.name, name, Box::new(kill)));
             }
         }
-        let driver = Driver::find(&self.options.installed)
-            .ok()
-            .filter(|_| self.wants_service("Redisson"));
-        let watchdogs = [(KILL_DEFAULT, 30), (KILL_SHORT, 3)];
-        let (killed, by_java) = std::thread::scope(|scope| {
-            let by_java: Vec<_> = watchdogs
-                .into_iter()
-                .filter_map(|(name, seconds)| {
-                    let driver = driver.as_ref()?;
-                    let kill = move || {
-                        let server = Server::start();
-                        driver.kill_holder(&server, Duration::from_secs(seconds))
-                    };
-                    Some((format!("{name}: watchdog {seconds} s"), scope.spawn(kill)))
-                })
-                .collect();
-            let killed: Vec<_> = running
-                .iter()
-                .map(|(plan, lifetime, service)| {
-                    let address = service.address;
-                    let lifetime = *lifetime;
-                    let task = async move {
-                        service::await_service(address).await?;
-                        cell::kill_holder(address, lifetime).await
-                    };
-                    (plan, lifetime, self.runtime.spawn(task))
-                })
-                .collect();
-            let killed: Vec<_> = killed
-                .into_iter()
-                .map(|(plan, lifetime, task)| {
-                    let done = self.runtime.block_on(task);
-                    (
-                        plan,
-                        lifetime,
-                        done.unwrap_or_else(|error| Err(error.into())),
-                    )
-                })
-                .collect();
-            let by_java: Vec<_> = by_java
-                .into_iter()
-                .map(|(name, thread)| {
-                    (
-                        name,
-                        thread.join().unwrap_or_else(|_| Err("given up".into())),
-                    )
-                })
-                .collect();
-            (killed, by_java)
-        });
-        for (plan, lifetime, done) in killed {
-            let kind = match lifetime {
-                Lifetime::Default => KILL_DEFAULT,
-                Lifetime::Short => KILL_SHORT,
-            };
-            let name = format!("{kind}: {}", plan.lifetime(lifetime));
-            match done {
-                Ok(figures) => self
-                    .outcome
-                    .add(plan.promise.text(), plan.name, &name, &[figures]),
-                Err(error) => self.leave_out(&format!("{}, {name}", plan.name), &error),
+        let driver = Driver::find(&self.options.installed);
+        if let Some(driver) = driver.ok().filter(|_| self.wants_service("Redisson")) {
+            for (kind, seconds) in [(KILL_DEFAULT, 30), (KILL_SHORT, 3)] {
+                let driver = driver.clone();
+                let kill = move || {
+                    let server = Server::start();
+                    driver.kill_holder(&server, Duration::from_secs(seconds))
+                };
+                let name = format!("{kind}: watchdog {seconds} s");
+                kills.push((KILLED_JAVA, redisson::KINDS[0].1, name, Box::new(kill)));
             }
         }
-        for (name, done) in by_java {
-            match done {
-                Ok(figures) => {
-                    self.outcome
-                        .add(KILLED_JAVA, redisson::KINDS[0].1, &name, &[figures])
-                }
-                Err(error) => self.leave_out(&format!("Redisson, {name}"), &error),
+        let start = |(group, service, name, kill)| (group, service, name, thread::spawn(kill));
+        let running: Vec<_> = kills.into_iter().map(start).collect();
+        for (group, service, name, thread) in running {
+            match thread.join().unwrap_or_else(|_| Err("given up".into())) {
+                Ok(figures) => self.outcome.add(group, service, &name, &[figures]),
+                Err(error) => self.leave_out(&format!("{service}, {name}"), &error),
             }
         }
     }
 }
+
+/// Kills a holder, and measures.
+type Kill = Box<dyn FnOnce() -> Result<Figures, Failure> + Send>;
 
 /// Redisson's kills do not belong in its table.
 const KILLED_JAVA: &str = "Redisson, killed";
@@ -507,13 +456,7 @@ impl Page {
         let path = directory.join(self.name);
         outcome.save(&path.with_extension("json"))?;
         let (title, text) = (self.title, (self.text)(outcome));
-        fs::write(
-            path.with_extension("md"),
-            format!("# {title}\n\nMade by `make bench-peers`.\n\n{text}"),
-        )?;
-        if self.name == Page::PEERS.name {
-            fs::write(path.with_extension("svg"), report::plot(outcome))?;
-        }
+        fs::write(path.with_extension("md"), format!("# {title}\n\n{text}"))?;
         println!("Kept in {}", directory.display());
         Ok(())
     }

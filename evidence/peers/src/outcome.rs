@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use dlock_harness::Made;
 use serde::{Deserialize, Serialize};
 
 use crate::cell::Figures;
@@ -12,25 +13,23 @@ use crate::failure::Failure;
 /// The outcome of a run.
 #[derive(Serialize, Deserialize)]
 pub struct Outcome {
-    /// Model of the processor, and the number of processors.
-    pub cpu: String,
-    /// The day, in UTC.
-    pub date: String,
-    /// Operating system.
-    pub kernel: String,
-    /// The load before the run.
-    pub load: String,
+    /// When and where it was made.
+    pub made: Made,
     /// Whether it was the quick run.
     pub quick: bool,
     /// The median time of a small synchronized write, in microseconds.
     pub fsync_us: f64,
-    /// The compared services.
-    pub versions: Vec<String>,
     /// The measured cells.
     pub cells: Vec<Cell>,
     /// The cells that were left out, and why.
     pub left_out: Vec<String>,
+    /// The rounds of cells that are not added yet.
+    #[serde(skip)]
+    samples: Vec<(Place, Vec<Figures>)>,
 }
+
+/// Group, service and situation.
+type Place = (&'static str, &'static str, &'static str);
 
 /// Figures of a service in one situation.
 #[derive(Serialize, Deserialize)]
@@ -49,29 +48,30 @@ pub struct Cell {
 }
 
 impl Outcome {
-    /// Makes an empty outcome for this machine.
-    pub fn new(quick: bool, fsync_us: f64, versions: Vec<String>) -> Outcome {
-        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        let cpuinfo = read("/proc/cpuinfo");
-        let model = cpuinfo
-            .lines()
-            .find_map(|line| line.strip_prefix("model name"));
-        let model = model.map_or("unknown", |rest| rest.trim_start_matches(['\t', ' ', ':']));
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    /// Makes an empty outcome.
+    pub fn new(quick: bool, fsync_us: f64, made: Made) -> Outcome {
         Outcome {
-            cpu: format!("{model}, {cores} cores"),
-            date: today(),
-            kernel: format!("Linux {}", read("/proc/sys/kernel/osrelease").trim()),
-            load: read("/proc/loadavg")
-                .split(' ')
-                .next()
-                .unwrap_or_default()
-                .to_owned(),
+            made,
             quick,
             fsync_us,
-            versions,
             cells: Vec::new(),
             left_out: Vec::new(),
+            samples: Vec::new(),
+        }
+    }
+
+    /// Keeps a round of a cell until [`add_samples`](Outcome::add_samples).
+    pub fn sample(&mut self, place: Place, figures: Figures) {
+        match self.samples.iter_mut().find(|(known, _)| *known == place) {
+            Some((_, rounds)) => rounds.push(figures),
+            None => self.samples.push((place, vec![figures])),
+        }
+    }
+
+    /// Adds the cells of all rounds that are kept.
+    pub fn add_samples(&mut self) {
+        for ((group, service, cell), rounds) in std::mem::take(&mut self.samples) {
+            self.add(group, service, cell, &rounds);
         }
     }
 
@@ -137,14 +137,10 @@ impl Outcome {
             .map(serde_json::to_string)
             .collect::<Result<_, _>>()?;
         let text = format!(
-            "{{\"date\":{},\"cpu\":{},\"kernel\":{},\"load\":{},\"quick\":{},\"fsync_us\":{},\n\"versions\":{},\n\"left_out\":{},\n\"cells\":[\n{}]}}\n",
-            serde_json::to_string(&self.date)?,
-            serde_json::to_string(&self.cpu)?,
-            serde_json::to_string(&self.kernel)?,
-            serde_json::to_string(&self.load)?,
+            "{{\"made\":{},\n\"quick\":{},\"fsync_us\":{},\n\"left_out\":{},\n\"cells\":[\n{}]}}\n",
+            serde_json::to_string(&self.made)?,
             self.quick,
             self.fsync_us,
-            serde_json::to_string(&self.versions)?,
             serde_json::to_string(&self.left_out)?,
             cells.join(",\n"),
         );
@@ -155,15 +151,4 @@ impl Outcome {
     pub fn load(path: &Path) -> Result<Outcome, Failure> {
         Ok(serde_json::from_str(&fs::read_to_string(path)?)?)
     }
-}
-
-/// Returns the day, in UTC.
-fn today() -> String {
-    let output = std::process::Command::new("date")
-        .args(["-u", "+%F"])
-        .output();
-    output.map_or_else(
-        |_| "unknown".to_owned(),
-        |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
-    )
 }

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-use dlock_integration::{Ask, Server};
+use dlock_harness::{Ask, Server};
 
 use crate::cell::{self, Figures, Load, Turn, CPU, RATE};
 use crate::failure::Failure;

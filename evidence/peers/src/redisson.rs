@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use dlock_integration::{spawn, Server};
+use dlock_harness::{spawn, Server};
 
 use crate::cell::{self, Figures, Load, Turn};
 use crate::failure::Failure;
@@ -38,6 +38,7 @@ pub struct Run {
 }
 
 /// The program, built.
+#[derive(Clone)]
 pub struct Driver {
     classpath: String,
 }

@@ -1,10 +1,10 @@
-//! The output: tables, the cases in which a peer is better, and a plot.
+//! The output: tables, and the cases in which a peer is better.
 
 use std::fmt::Write as _;
 
 use crate::cell::{CPU, HELD, MAX, NEXT, P50, P99, PER_CORE, RATE, WAITER};
 use crate::handover::{self, COUNT, P999};
-use crate::outcome::Outcome;
+use crate::outcome::{Cell, Outcome};
 use crate::permits;
 use crate::service::{Promise, PLANS};
 use crate::{HOT, JAVA, KILL_DEFAULT, KILL_SHORT, MEMORY, UNCONTENDED};
@@ -40,16 +40,11 @@ pub fn text(outcome: &Outcome) -> String {
 fn head(text: &mut String, outcome: &Outcome) {
     line!(
         text,
-        "{}, {}, shared by servers and clients, {}, load before the run {}{}. A write of 4 KiB takes {:.0} µs to reach the disk \
-         (`fdatasync`, median).\n",
-        outcome.date,
-        outcome.cpu,
-        outcome.kernel,
-        outcome.load,
+        "Made by `make bench-peers`: {}{}. A write of 4 KiB takes {:.0} µs to reach the disk (`fdatasync`, median).\n",
+        outcome.made,
         if outcome.quick { ", the quick plan" } else { "" },
         outcome.fsync_us,
     );
-    line!(text, "{}.\n", outcome.versions.join("; "));
     for reason in &outcome.left_out {
         line!(text, "- Not measured: {reason}");
     }
@@ -424,79 +419,44 @@ fn better(text: &mut String, outcome: &Outcome) {
         (WAITER, "less memory for a waiter", false),
     ];
     line!(text, "### Where a peer is better\n");
-    let mut any = false;
+    // Each peer, and dlock in the same group.
+    let mut pairs: Vec<(&str, &str, &str)> = Vec::new();
     for promise in Promise::ALL {
-        let group = promise.text();
-        let services = outcome.services(group);
-        let Some(ours) = services.iter().find(|service| service.starts_with("dlock")) else {
+        let is_ours = |service: &&&str| service.starts_with("dlock");
+        let services = outcome.services(promise.text());
+        let Some(ours) = services.iter().find(is_ours) else {
             continue;
         };
-        for peer in services
-            .iter()
-            .filter(|service| !service.starts_with("dlock"))
-        {
-            for cell in outcome
-                .cells
-                .iter()
-                .filter(|cell| cell.group == group && cell.service == **peer)
-            {
-                for (figure, words, more_is_better) in FIGURES {
-                    let pair = (
-                        cell.figures.get(figure),
-                        outcome.get(group, ours, &cell.cell, figure),
-                    );
-                    // Where memory was freed meanwhile, nothing is known.
-                    let (Some(theirs), Some(own)) = (pair.0.filter(|value| **value > 0.0), pair.1)
-                    else {
-                        continue;
-                    };
-                    let times = if more_is_better {
-                        theirs / own
-                    } else {
-                        own / theirs.max(1.0)
-                    };
-                    if times > CLEARLY {
-                        any = true;
-                        line!(
-                            text,
-                            "- {group}, {}: **{peer}** has {words}: {} against {}.",
-                            cell.cell,
-                            number(*theirs),
-                            number(own)
-                        );
-                    }
-                }
-            }
-        }
+        let peers = services.iter().filter(|service| !is_ours(service));
+        pairs.extend(peers.map(|peer| (promise.text(), *peer, *ours)));
     }
     let services = outcome.services(JAVA);
-    for pair in services.chunks(2) {
-        let [theirs, ours] = pair else { continue };
-        for cell in outcome
-            .cells
-            .iter()
-            .filter(|cell| cell.group == JAVA && cell.service == **theirs)
-        {
+    let in_java = services
+        .chunks_exact(2)
+        .map(|pair| (JAVA, pair[0], pair[1]));
+    pairs.extend(in_java);
+    let mut any = false;
+    for (group, peer, ours) in pairs {
+        let of_peer = |cell: &&Cell| cell.group == group && cell.service == peer;
+        for cell in outcome.cells.iter().filter(of_peer) {
             for (figure, words, more_is_better) in FIGURES {
-                let pair = (
-                    cell.figures.get(figure),
-                    outcome.get(JAVA, ours, &cell.cell, figure),
-                );
-                let (Some(peer), Some(own)) = pair else {
+                // Where memory was freed meanwhile, nothing is known.
+                let theirs = cell.figures.get(figure).filter(|value| **value > 0.0);
+                let own = outcome.get(group, ours, &cell.cell, figure);
+                let (Some(theirs), Some(own)) = (theirs, own) else {
                     continue;
                 };
-                let times = if more_is_better {
-                    peer / own
-                } else {
-                    own / peer.max(1.0)
+                let times = match more_is_better {
+                    true => theirs / own,
+                    false => own / theirs.max(1.0),
                 };
                 if times > CLEARLY {
                     any = true;
                     line!(
                         text,
-                        "- {JAVA}, {}: **{theirs}** has {words} than {ours}: {} against {}.",
+                        "- {group}, {}: **{peer}** has {words} than {ours}: {} against {}.",
                         cell.cell,
-                        number(*peer),
+                        number(*theirs),
                         number(own)
                     );
                 }
@@ -506,54 +466,4 @@ fn better(text: &mut String, outcome: &Outcome) {
     if !any {
         line!(text, "Nowhere by more than a tenth.");
     }
-}
-
-/// Draws bars: hand-overs per second of one hot lock, and the cost of each to the service.
-pub fn plot(outcome: &Outcome) -> String {
-    const ROW: usize = 24;
-    const SHOWN: &str = "hot, 16 clients, 0 ms";
-    let mut bars = Vec::new();
-    for promise in Promise::ALL {
-        for service in outcome.services(promise.text()) {
-            let get = |figure| outcome.get(promise.text(), service, SHOWN, figure);
-            if let (Some(rate), Some(cpu)) = (get(RATE), get(CPU)) {
-                bars.push((promise.text(), service, rate, cpu));
-            }
-        }
-    }
-    let most = |of: fn(&(&str, &str, f64, f64)) -> f64| bars.iter().map(of).fold(1.0_f64, f64::max);
-    let (most_rate, most_cpu) = (most(|bar| bar.2), most(|bar| bar.3));
-    let height = 70 + ROW * bars.len();
-    let mut text = String::new();
-    line!(
-        text,
-        "<svg width=\"1100\" height=\"{height}\" viewBox=\"0 0 1100 {height}\" xmlns=\"http://www.w3.org/2000/svg\" \
-         font-family=\"sans-serif\" font-size=\"13\">\n<rect width=\"1100\" height=\"{height}\" fill=\"#ffffff\"/>\n\
-         <text x=\"10\" y=\"24\" font-size=\"18\">One hot lock, 16 clients, no work in between</text>\n\
-         <text x=\"430\" y=\"50\">hand-overs a second</text>\n<text x=\"770\" y=\"50\">server CPU each, µs</text>"
-    );
-    for (place, (promise, service, rate, cpu)) in bars.iter().enumerate() {
-        let middle = 76 + ROW * place;
-        let colour = if service.starts_with("dlock") {
-            "#0072b2"
-        } else {
-            "#787878"
-        };
-        let label = format!("{service} — {}", promise.to_lowercase());
-        let mut row = format!(
-            "<text x=\"420\" y=\"{middle}\" text-anchor=\"end\" font-size=\"11\">{label}</text>"
-        );
-        for (left, value, most) in [(430, *rate, most_rate), (770, *cpu, most_cpu)] {
-            let width = (value / most * 250.0).max(1.0);
-            row += &format!(
-                "<rect x=\"{left}\" y=\"{}\" width=\"{width:.0}\" height=\"16\" fill=\"{colour}\"/>\
-                 <text x=\"{:.0}\" y=\"{middle}\">{}</text>",
-                middle - 12,
-                left as f64 + width + 6.0,
-                number(value)
-            );
-        }
-        line!(text, "{row}");
-    }
-    text + "</svg>\n"
 }

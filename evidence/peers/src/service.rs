@@ -5,7 +5,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::{await_until, free_port, stat, Ask, Server, ServerBuilder, PATIENCE};
+use dlock_harness::{await_until, free_port, stat, Ask, Server, ServerBuilder, PATIENCE};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
@@ -234,7 +234,7 @@ fn redis_servers(plan: &Plan) -> Result<Vec<Server>, Failure> {
 /// Makes a program that runs the server with slow syncs.
 fn slowed_server(directory: &Path) -> Result<std::ffi::OsString, Failure> {
     use std::os::unix::fs::PermissionsExt;
-    let server = dlock_integration::server_program();
+    let server = dlock_harness::server_program();
     let words = crate::machine::disk::slowed(&[server.to_string_lossy().into_owned()]);
     let path = directory.join("slowed-server");
     std::fs::write(
@@ -407,18 +407,10 @@ fn zookeeper_version(installed: &Path) -> Option<String> {
     names.filter_map(version).next()
 }
 
-/// Returns the module with its version, and the Java libraries.
-pub fn own_versions() -> Vec<String> {
-    let module = Server::start().module_version().unwrap_or_default();
-    let mut versions = java_versions();
-    versions.insert(0, format!("dlock {module}"));
-    versions
-}
-
-/// Returns the compared services with their versions.
-pub fn versions(installed: &Path) -> Vec<String> {
-    let mut versions = own_versions();
-    versions.insert(1, Server::builder().version().to_string());
+/// Returns the server and the compared services with their versions.
+pub fn versions(server: &str, installed: &Path) -> Vec<String> {
+    let mut versions = vec![server.to_owned()];
+    versions.extend(java_versions());
     let programs = [
         postgres_programs(installed).map(|directory| format!("{directory}/postgres")),
         etcd_program(installed),
@@ -431,7 +423,7 @@ pub fn versions(installed: &Path) -> Vec<String> {
 }
 
 /// Returns the Java libraries, as requested from Maven.
-fn java_versions() -> Vec<String> {
+pub fn java_versions() -> Vec<String> {
     let pom = include_str!("../java/pom.xml");
     let tag = |text: &str, name: &str| -> Option<String> {
         let start = text.split_once(&format!("<{name}>"))?.1;

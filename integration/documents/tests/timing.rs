@@ -142,7 +142,7 @@ fn the_measured_row_is_that_of_the_run() {
         "pub const LEASE_MS: u64 =",
     );
     let detection = value_after(
-        &read("evidence/chaos/setting.rs"),
+        &read("evidence/src/group.rs"),
         "pub const DOWN_AFTER_MS: u64 =",
     );
     assert_eq!(

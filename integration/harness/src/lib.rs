@@ -39,9 +39,9 @@
 //! |---|---|
 //! | `machine/` | parts of every program: [`await_until`] and its bounds, processes that do not outlive this one, free ports, a [`Network`] that can be cut |
 //! | `talk/` | [`Ask`]: commands as lines of text; [`Wire`]: a connection of which a test sees every byte; [`Info`] |
-//! | `servers/` | [`ServerBuilder`] and [`Server`], its program and [`Version`]; servers with a [`Clock`] of their own; a [`cluster`]; programs that run with a server ([`Sentinel`], [`Daemon`]) |
+//! | `servers/` | [`ServerBuilder`] and [`Server`], its program and [`Version`]; servers with a [`Clock`] of their own; a [`cluster`]; programs that run with a server ([`Sentinel`], [`Daemon`]); where results were [`Made`] |
 //! | `material/` | data to send: [`awkward`] bytes, payloads that no server would write ([`dump`]), the scripts of the [`rivals`], the page's [`AclRules`] |
-//! | `scenes/` | steps of many tests ([`held`]); waiters ([`Blocked`]), subscribers ([`Subscriber`]) and workers ([`workers`]); a [`planned`] failover; checks at the end ([`Guarded`], [`assert_sound`]); the [`stage`] of a language's tests |
+//! | `scenes/` | steps of many tests ([`held`]); waiters ([`Blocked`]), subscribers ([`Subscriber`]) and workers ([`workers`]); each [`belief`] of a client in a lock, and its judge; a [`planned`] failover; checks at the end ([`Guarded`], [`assert_sound`]); the [`stage`] of a language's tests |
 
 mod machine;
 mod material;
@@ -50,7 +50,7 @@ mod servers;
 mod talk;
 
 pub use machine::network::{Door, Network, Party};
-pub use machine::patience::{await_until, PATIENCE};
+pub use machine::patience::{await_until, until, PATIENCE};
 pub use machine::port::free as free_port;
 pub use machine::process::{spawn, stop};
 pub use material::awkward::awkward;
@@ -64,12 +64,13 @@ pub use scenes::shorthand::{
 };
 pub use scenes::sound::{assert_sound, assert_sound_log};
 pub use scenes::subscriber::{Message, Subscriber};
-pub use scenes::{planned, stage, workers};
+pub use scenes::{belief, planned, stage, workers};
 pub use servers::builder::{ServerBuilder, StartError};
 #[cfg(target_os = "linux")]
 pub use servers::clock::Clock;
 pub use servers::cluster;
 pub use servers::daemon::Daemon;
+pub use servers::made::Made;
 pub use servers::program::{module_path, server_program};
 pub use servers::sentinel::{Sentinel, Watch, PRIMARY};
 pub use servers::server::Server;

@@ -401,13 +401,7 @@ fn start_for_a_mass() -> Server {
 
 /// Returns the number of changes in the largest step of the server's AOF: the decisions of one step form one transaction.
 fn largest_step(server: &Server) -> usize {
-    let files = fs::read_dir(server.dir().join("appendonlydir")).expect("a directory");
-    let names = files.map(|file| file.expect("a file").path());
-    // The last file: an older one may not have been removed yet.
-    let file = names
-        .filter(|name| name.to_string_lossy().ends_with(".incr.aof"))
-        .max();
-    let text = fs::read(file.expect("a file of changes")).expect("our file");
+    let text = fs::read(server.aof()).expect("our file");
     let text = String::from_utf8_lossy(&text);
     let (mut step, mut largest) = (0, 0);
     for line in text.lines() {

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::path::PathBuf;
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -497,15 +496,6 @@ fn random_client(server: &Server, seed: u64) {
     }
 }
 
-/// Returns the file to which a server appends its effects without a rewrite.
-fn incremental_file(server: &Server) -> PathBuf {
-    fs::read_dir(server.dir().join("appendonlydir"))
-        .expect("the AOF's directory")
-        .map(|entry| entry.expect("a file").path())
-        .find(|path| path.to_string_lossy().ends_with(".incr.aof"))
-        .expect("an incremental file")
-}
-
 /// A cut-off AOF lacks its last command; everything before it is loaded.
 #[test]
 fn a_cut_off_aof_loads_up_to_the_cut() {
@@ -516,7 +506,7 @@ fn a_cut_off_aof_loads_up_to_the_cut() {
     c.run("DLOCK.ACQUIRE k alice 700000");
     for cut in [1, 10, 30] {
         server.kill9();
-        let file = incremental_file(&server);
+        let file = server.aof();
         let file = File::options().write(true).open(file).expect("our file");
         let len = file.metadata().expect("a file").len();
         file.set_len(len - cut).expect("our file");
@@ -948,7 +938,7 @@ fn a_release_needs_no_words() {
             c.run("DLOCK.RELEASE k alice");
         }
         server.kill9();
-        let file = incremental_file(&server);
+        let file = server.aof();
         let mut bytes = fs::read(&file).expect("our file");
         if said {
             let effect = format!("1 r{}", grant.0);
@@ -973,7 +963,7 @@ fn an_effect_that_makes_no_sense_is_skipped() {
         let mut server = Way::Aof.builder().start();
         server.connection().run("DLOCK.ACQUIRE k alice 600000");
         server.kill9();
-        let file = incremental_file(&server);
+        let file = server.aof();
         let mut bytes = fs::read(&file).expect("our file");
         bytes.extend(cmd("DLOCK.APPLY").arg("k").arg(effect).get_packed_command());
         fs::write(&file, bytes).expect("our file");

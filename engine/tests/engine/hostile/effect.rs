@@ -39,7 +39,7 @@ pub fn hold(effect: &[u8]) {
     };
     assert_eq!(answer, Ok(Reply::Ok));
     let lock = applied(&changes);
-    let expected = (!lock.is_empty()).then(|| Some((codec::encode(&lock), lock.expires())));
+    let expected = (!lock.is_empty()).then(|| Some((codec::encode(&lock), lock.key_expiry())));
     assert_eq!(server.data().remove(&shop), expected);
     written_again(effect, &changes);
     if !lock.is_empty() {
@@ -79,7 +79,7 @@ pub fn kept(lock: &Lock) {
         panic!("{lock:?} is saved as {saved:?}, which cannot be read");
     };
     assert_eq!(codec::encode(&loaded), saved);
-    assert_eq!(loaded.expires(), lock.expires());
+    assert_eq!(loaded.key_expiry(), lock.key_expiry());
     let rebuilt = change::rebuild(lock);
     let Some(changes) = change::read(&rebuilt) else {
         panic!("{lock:?} is rewritten as {rebuilt:?}, which cannot be read");

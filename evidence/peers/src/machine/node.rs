@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::spawn;
+use dlock_harness::spawn;
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::{chown, Pid, Uid, User};
 use tempfile::TempDir;

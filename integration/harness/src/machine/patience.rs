@@ -10,6 +10,9 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// The time between two looks at a condition: well below what a test could notice, well above a round trip.
 const INTERVAL: Duration = Duration::from_millis(1);
 
+/// The same for a condition that may fail to hold.
+const PAUSE: Duration = Duration::from_millis(20);
+
 /// Waits until `condition` holds.
 ///
 /// # Panics
@@ -17,6 +20,19 @@ const INTERVAL: Duration = Duration::from_millis(1);
 #[track_caller]
 pub fn await_until(what: &str, timeout: Duration, condition: impl FnMut() -> bool) {
     await_every(INTERVAL, what, timeout, condition);
+}
+
+/// Waits until `condition` holds, with pauses for conditions that cost the servers much to look at. Returns false if it does not
+/// hold within `bound`.
+pub fn until(bound: Duration, mut condition: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + bound;
+    while !condition() {
+        if Instant::now() > end {
+            return false;
+        }
+        thread::sleep(PAUSE);
+    }
+    true
 }
 
 /// Waits until `condition` holds, with a pause between two looks: for a condition that costs the servers much to look at.

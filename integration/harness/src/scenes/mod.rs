@@ -1,5 +1,6 @@
 //! Building blocks of tests: waiters, subscribers and workers at a server, and checks at the end.
 
+pub mod belief;
 pub(crate) mod blocked;
 pub(crate) mod guarded;
 pub mod planned;

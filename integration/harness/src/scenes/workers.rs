@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
+use crate::scenes::belief::{now, overlap, Belief, Micros, MILLISECOND};
 use crate::talk::ask::{command, reply_of};
 use crate::talk::wire::{connect, Wire};
 
@@ -20,19 +21,10 @@ pub const LOCKS: usize = 10;
 pub const LEASE_MS: u64 = 3_000;
 
 /// How long before the end of a lease they stop, to allow for clock differences.
-const ALLOWANCE: Duration = Duration::from_millis(100);
+const ALLOWANCE: Micros = 100 * MILLISECOND;
 
 /// How long a connection may take to answer, in addition to the wait for a lock.
 const BOUND: Duration = Duration::from_millis(1_500);
-
-/// The time in which a worker believed that it held a lock: from its grant until its release, or the end of its lease.
-#[derive(Debug, Clone)]
-struct Belief {
-    lock: usize,
-    worker: usize,
-    from: Instant,
-    until: Instant,
-}
 
 /// Running workers.
 pub struct Workers {
@@ -77,7 +69,8 @@ impl Workers {
             .threads
             .into_iter()
             .flat_map(|thread| thread.join().expect("a worker"));
-        judge(beliefs.collect(), died)
+        let died = now() - died.elapsed().as_micros() as Micros;
+        Seen::of(&beliefs.collect::<Vec<_>>(), died)
     }
 }
 
@@ -108,7 +101,7 @@ fn work(worker: usize, port: &AtomicU16, over: &AtomicBool, granted: &AtomicUsiz
         } else {
             random.u64(500..2_500)
         };
-        let asked = Instant::now();
+        let asked = now();
         match ask(
             wire,
             &format!("DLOCK.ACQUIRE lock:{lock} {owner} {LEASE_MS} BLOCK 300"),
@@ -123,16 +116,13 @@ fn work(worker: usize, port: &AtomicU16, over: &AtomicBool, granted: &AtomicUsiz
             }
         }
         granted.fetch_add(1, Ordering::Relaxed);
-        let from = Instant::now();
-        let end = asked + Duration::from_millis(LEASE_MS) - ALLOWANCE;
-        thread::sleep(Duration::from_millis(work_ms).min(end.saturating_duration_since(from)));
-        let until = Instant::now().min(end);
-        beliefs.push(Belief {
-            lock,
-            worker,
-            from,
-            until: until.max(from),
-        });
+        let from = now();
+        let end = asked + LEASE_MS * MILLISECOND - ALLOWANCE;
+        let work = (work_ms * MILLISECOND).min(end.saturating_sub(from));
+        thread::sleep(Duration::from_micros(work));
+        let until = now().min(end).max(from);
+        let worker = format!("worker-{worker}");
+        beliefs.push(Belief::new(lock.to_string(), worker, from, until));
         if ask(wire, &format!("DLOCK.RELEASE lock:{lock} {owner}")).is_none() {
             link = None;
         }
@@ -141,6 +131,7 @@ fn work(worker: usize, port: &AtomicU16, over: &AtomicBool, granted: &AtomicUsiz
 }
 
 /// The observations of a failover.
+#[derive(Clone, Copy)]
 pub struct Seen {
     /// The number of owners that were granted a lock while another one believed that it held it.
     pub twice: usize,
@@ -150,36 +141,24 @@ pub struct Seen {
     pub gap: Duration,
 }
 
-/// Analyses the beliefs.
-fn judge(beliefs: Vec<Belief>, died: Instant) -> Seen {
-    let (mut twice, mut together) = (0, Duration::ZERO);
-    for lock in 0..LOCKS {
-        let mut of_it: Vec<&Belief> = beliefs
-            .iter()
-            .filter(|belief| belief.lock == lock)
-            .collect();
-        of_it.sort_by_key(|belief| belief.from);
-        let mut busy: Option<&Belief> = None;
-        for belief in of_it {
-            if let Some(before) =
-                busy.filter(|before| before.until > belief.from && before.worker != belief.worker)
-            {
-                twice += 1;
-                together += before.until.min(belief.until) - belief.from;
-            }
-            if busy.is_none_or(|before| before.until < belief.until) {
-                busy = Some(belief);
-            }
+impl Seen {
+    /// Returns the cell of a table: how many owners were let in while another believed, and for how long.
+    pub fn two_owners(&self) -> String {
+        match self.twice {
+            0 => "none".to_owned(),
+            twice => format!("**{twice} times, {:.1} s**", self.together.as_secs_f64()),
         }
     }
-    let after = beliefs
-        .iter()
-        .map(|belief| belief.from)
-        .filter(|from| *from > died);
-    Seen {
-        twice,
-        together,
-        gap: after.min().map_or(Duration::MAX, |first| first - died),
+
+    fn of(beliefs: &[Belief], died: Micros) -> Seen {
+        let overlap = overlap(beliefs);
+        let grants = beliefs.iter().map(|belief| belief.from);
+        let first = grants.filter(|from| *from > died).min();
+        Seen {
+            twice: overlap.beside,
+            together: Duration::from_micros(overlap.total),
+            gap: first.map_or(Duration::MAX, |first| Duration::from_micros(first - died)),
+        }
     }
 }
 
@@ -187,29 +166,14 @@ fn judge(beliefs: Vec<Belief>, died: Instant) -> Seen {
 mod tests {
     use super::*;
 
-    fn belief(worker: usize, began: Instant, from: u64, until: u64) -> Belief {
-        let at = |ms| began + Duration::from_millis(ms);
-        Belief {
-            lock: 0,
-            worker,
-            from: at(from),
-            until: at(until),
-        }
-    }
-
     #[test]
     fn two_owners_are_seen_and_one_after_the_other_is_not() {
-        let began = Instant::now();
-        let died = began + Duration::from_millis(5);
-        let in_turn = vec![
-            belief(1, began, 0, 10),
-            belief(2, began, 10, 20),
-            belief(1, began, 20, 30),
-        ];
-        let seen = judge(in_turn.clone(), died);
-        assert_eq!((seen.twice, seen.gap), (0, Duration::from_millis(5)));
-        let beside = [in_turn, vec![belief(3, began, 15, 25)]].concat();
-        let seen = judge(beside, died);
-        assert_eq!((seen.twice, seen.together), (2, Duration::from_millis(10)));
+        let belief = |worker: &str, from, until| Belief::new("0", worker, from, until);
+        let mut beliefs = vec![belief("1", 0, 10), belief("2", 10, 20), belief("1", 20, 30)];
+        let seen = Seen::of(&beliefs, 5);
+        assert_eq!((seen.twice, seen.gap), (0, Duration::from_micros(5)));
+        beliefs.push(belief("3", 15, 25));
+        let seen = Seen::of(&beliefs, 5);
+        assert_eq!((seen.twice, seen.together), (2, Duration::from_micros(10)));
     }
 }

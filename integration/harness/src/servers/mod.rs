@@ -5,6 +5,7 @@ pub(crate) mod builder;
 pub(crate) mod clock;
 pub mod cluster;
 pub(crate) mod daemon;
+pub(crate) mod made;
 pub(crate) mod program;
 pub(crate) mod sentinel;
 pub(crate) mod server;

@@ -207,6 +207,20 @@ impl Server {
         self.dir().join("server.conf")
     }
 
+    /// Returns the file to which it appends its effects, if it has an AOF. Of several the newest: an older one may not have been
+    /// removed yet.
+    ///
+    /// # Panics
+    /// If it has none.
+    #[track_caller]
+    pub fn aof(&self) -> PathBuf {
+        let files = fs::read_dir(self.dir().join("appendonlydir")).expect("it has an AOF");
+        let paths = files.map(|file| file.expect("a file").path());
+        let is_appended = |path: &PathBuf| path.to_string_lossy().ends_with(".incr.aof");
+        let newest = paths.filter(is_appended).max();
+        newest.expect("a file that is written to")
+    }
+
     fn log_path(&self) -> PathBuf {
         self.dir().join("server.log")
     }
