@@ -66,10 +66,13 @@ def measured(directory):
     programs, profiles = run(directory)
     merged = directory / "merged.profdata"
     said(folder / "llvm-profdata", "merge", "--sparse", *profiles, "-o", merged)
-    objects = [word for program in programs[1:] for word in ("--object", program)]
-    exported = said(folder / "llvm-cov", "export", "--format=lcov", f"--instr-profile={merged}", programs[0], *objects)
+    files = {}
+    exported = ""
+    # One program after the other: together, a function that one of them links and never calls counts as not run in all.
+    for program in programs:
+        exported += said(folder / "llvm-cov", "export", "--format=lcov", f"--instr-profile={merged}", program)
     (directory / "lcov.info").write_text(exported)
-    files, counts = {}, {}
+    counts = {}
     for line in exported.splitlines():
         if line.startswith("SF:"):
             path = pathlib.Path(line[3:])
@@ -77,10 +80,10 @@ def measured(directory):
             if path.is_relative_to(PROJECT):
                 name = path.relative_to(PROJECT).as_posix()
                 if name.split("/")[0] in CRATES and name.split("/")[1] == "src":
-                    files[name] = counts
+                    counts = files.setdefault(name, {})
         elif line.startswith("DA:"):
-            number, count = line[3:].split(",")[:2]
-            counts[int(number)] = int(count)
+            number, count = (int(word) for word in line[3:].split(",")[:2])
+            counts[number] = max(count, counts.get(number, 0))
     return files
 
 
