@@ -852,19 +852,43 @@ fn shown_lead(server: &Server, primary: bool, now: Now) -> u64 {
 
 /// Has a replica follow five grants of a primary whose clock is `lead_us` behind.
 fn follow_grants(server: &mut Server, now: &mut Now, lead_us: u64) {
-    for key in ["a", "b", "c", "d", "e"] {
-        *now = Now {
-            us: now.us + 1_000,
-            steady_us: now.steady_us + 1_000,
-        };
-        let effect = format!(
-            "1 h{} {} 1 1 5:alice",
-            now.us - lead_us,
-            now.us / 1_000 + 9_000
-        );
-        server.follow(&name(0, key), effect.as_bytes(), *now);
+    for (name, effect) in grants(now, lead_us) {
+        server.follow(&name, effect.as_bytes(), *now);
     }
     assert_eq!(shown_lead(server, false, *now), lead_us / 1_000);
+}
+
+/// Lets five milliseconds pass. Returns five grants of a primary whose clock is then `lead_us` behind: the last of them shows it.
+fn grants(now: &mut Now, lead_us: u64) -> Vec<(Name, String)> {
+    *now = Now {
+        us: now.us + 5_000,
+        steady_us: now.steady_us + 5_000,
+    };
+    let keys = ["a", "b", "c", "d", "e"].into_iter().zip(0..);
+    let grant = |(key, more): (&str, u64)| {
+        let (token, end) = (now.us - lead_us - 4 + more, now.us / 1_000 + 9_000);
+        (name(0, key), format!("1 h{token} {end} 1 1 5:alice"))
+    };
+    keys.map(grant).collect()
+}
+
+/// An AOF that is read has old numbers.
+#[test]
+fn an_aof_says_nothing_about_the_clock() {
+    let mut server = Server::new(false, Policy::default());
+    let mut now = Now {
+        us: 1_795_000_000_000_000,
+        steady_us: 5_000_000,
+    };
+    for (name, effect) in grants(&mut now, 60_000_000) {
+        let (name, effect) = (name.as_ref(), effect.as_bytes());
+        let followed = server
+            .engine
+            .follow(&mut server.keys, now, name, effect, false, false);
+        assert_eq!(followed, Ok(()));
+        server.keys.close();
+    }
+    assert_eq!(shown_lead(&server, false, now), 0);
 }
 
 /// Lets the wall clock step to this time.

@@ -78,7 +78,8 @@ impl Engine {
 
     /// Applies what another server has decided on a lock: the primary of this replica, by its stream or the AOF, or, on a primary,
     /// the node that a slot comes from (`primary`). The effect is passed on as it came: this server's own AOF and replicas get the
-    /// same bytes. Ends of holds that are not ordinary are logged if they happen now (`live`), and not in an AOF that is read.
+    /// same bytes. If it `happens_now`, and is not read from an AOF, the engine logs ends of holds that are not ordinary, and learns from
+    /// the numbers how far this server's clock is ahead.
     ///
     /// Errors: `WrongType`; `Malformed` and `NewerFormat` for an effect that cannot be read. Nothing has changed then.
     pub fn follow(
@@ -88,7 +89,7 @@ impl Engine {
         name: NameRef,
         effect: &[u8],
         primary: bool,
-        live: bool,
+        happens_now: bool,
     ) -> Result<(), Refusal> {
         let entry = keys.entry(name);
         if entry.foreign {
@@ -99,7 +100,7 @@ impl Engine {
         let mut ended = Vec::new();
         let log = &self.holds.log;
         entry.follow(effect, &mut self.holds.tokens, |owner, token, end| {
-            if live && (end != End::Released || log.is_long_hold(token, now)) {
+            if happens_now && (end != End::Released || log.is_long_hold(token, now)) {
                 ended.push((Box::<[u8]>::from(owner), token, end));
             }
         })?;
@@ -113,7 +114,8 @@ impl Engine {
                 .log_hold(&self.queues, whose, token, ClientId::NONE, how, now);
         }
         let number = self.holds.tokens.last();
-        if number > last && !primary {
+        // An AOF has old numbers, which say nothing about the clocks.
+        if number > last && happens_now {
             self.holds.counters.clock_lead.observe(number, now);
         }
         self.holds.counters.held += entry.holders() as i64 - before;
