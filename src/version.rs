@@ -9,8 +9,8 @@ pub(crate) const TEXT: &str = match option_env!("DLOCK_VERSION") {
 /// The version as a number.
 ///
 /// 400 is 0.4.0, with two digits a part. A development build has the bit of 2^30, then its major version from bit 26 on, its minor
-/// version from bit 20 on, and the first five hexadecimal digits of its commit. So two nodes with different builds differ in
-/// `MODULE LIST`. `shown` in clients/cli/src/check.rs reads it.
+/// version from bit 20 on, and the first five hexadecimal digits of its commit (0 if `make` did not build it). So nodes with builds
+/// of different commits differ in `MODULE LIST`. `shown` in clients/cli/src/check.rs reads it.
 pub(crate) const NUMBER: i32 = {
     let major = number(env!("CARGO_PKG_VERSION_MAJOR").as_bytes(), 10);
     let minor = number(env!("CARGO_PKG_VERSION_MINOR").as_bytes(), 10);
@@ -43,6 +43,6 @@ const fn number(digits: &[u8], base: u32) -> i32 {
     };
     match i32::from_str_radix(digits, base) {
         Ok(number) => number,
-        Err(_) => panic!("a version has a digit that is none"),
+        Err(_) => panic!("a part of the version is not a number"),
     }
 }

@@ -17,7 +17,7 @@ macro_rules! broken {
     };
 }
 
-// So that a file that takes it names this one.
+// `macro_export` puts the macro at the root of the crate. With this, files import it from here, where it is defined.
 pub use broken;
 
 /// Returns how often an invariant was found broken.
@@ -25,7 +25,8 @@ pub fn count() -> u64 {
     BROKEN.load(Ordering::Relaxed)
 }
 
-/// Sets the function that receives broken invariants: the first, the second, the fourth, and so on. The first hook stays.
+/// Sets the function that receives broken invariants. Of all reports, it gets the first, second, fourth, eighth and so on. A second
+/// call changes nothing.
 pub fn set_hook(hook: fn(&str)) {
     // A module that is loaded a second time comes with the same one.
     let _ = HOOK.set(hook);

@@ -30,8 +30,8 @@ const SCANNED_AT_ONCE: usize = 16;
 /// How often the module checks what no callback reports: a step of the clock, the end of the last replica.
 const CHECK_MS: u64 = 1000;
 
-/// How often a node of a cluster asks which slots are its own, while a client waits or a hold is tied: a slot can leave without a
-/// change of the awaited keys, and the program of a session learns of it within a second.
+/// How often a primary of a cluster asks which slots are its own, unless its engine is idle: a slot can leave without a change of the
+/// awaited keys, and the program of a session learns of it within a second.
 const SLOTS_MS: u64 = 500;
 
 /// Handles the module's own event.
@@ -54,6 +54,7 @@ pub(super) fn event(ctx: Ctx) {
         if late > 0 {
             latency::sample(c"dlock-late", Duration::from_millis(late));
         }
+        // What prolongs a claim window or a session may have arrived and not been read yet. Their ends wait for that.
         state.engine.note_read(timer::read_until());
         if state.engine.awaits_read(now) {
             timer::await_read(now.steady());
@@ -96,6 +97,7 @@ pub(super) fn event(ctx: Ctx) {
                 .engine
                 .settle_dirty(&mut state.keys, now, SETTLED_A_STEP);
         if !state.engine.unsettled() {
+            // All restored tickets are counted as places by now.
             RESTORED.store(0, Ordering::Relaxed);
         }
         let follows = state.follow_dirty(now);
@@ -112,17 +114,19 @@ pub(super) fn event(ctx: Ctx) {
     latency::sample_since(c"dlock-event", used);
 }
 
-/// Returns true if a lock is watched, a client waits, a hold is tied, or something is to be settled or read.
+/// Returns true if the inbox has something, or the engine has a queue, a watched lock, a tied hold, a session or anything left to
+/// settle or free. Also true while the state is borrowed.
 fn has_work() -> bool {
     let works = |state: RefMut<State>| !state.engine.is_idle() || state.engine.unsettled();
     inbox::has_something() || STATE.try_borrow_mut().is_none_or(works)
 }
 
-/// Announces a full resynchronisation to the replicas, and follows the number of those that count.
+/// Sends replicas the notice of a full resynchronisation, or of this primary's start, if one is owed. Also renews the engine's policy
+/// when the number of replicas that count has changed.
 fn update_replicas(ctx: Ctx) {
     let now = clock::read().steady();
     apply_replica_counts(now);
-    // Also while the server would refuse a write, for lack of replicas or because its disk fails.
+    // The notice is also sent while the server would refuse a client's write, for lack of replicas or because its disk fails.
     let may_tell = gate::primary() && !server::avoids_replica_traffic();
     if may_tell && replicas::with(|links, terms| links.standing.take_notice(terms)) {
         ctx.tell_replicas(c"DLOCK.HEED");
@@ -132,7 +136,7 @@ fn update_replicas(ctx: Ctx) {
 }
 
 impl State {
-    /// Warns of a clock that is too far ahead of the primary's.
+    /// On a replica with `dlock.replicas`: warns once when its clock gets too far ahead of the primary's.
     fn watch_clock_lead(&mut self, now: Now) {
         if !replicas::on() || gate::primary() {
             return;

@@ -6,7 +6,7 @@
 //! | `blocking`, `unsent_grants` | a connection that waits: how its wait has ended, and whether that has been sent |
 //! | `confirm` | no receiver yet: answers that wait until replicas have confirmed them (`dlock.replicas`) |
 //! | `observers/` | observers: the events of locks, in order, as unlock messages and keyspace events, if anybody subscribes |
-//! | `replicate` | replicas and the AOF |
+//! | `replicate` | replicas and the AOF: effects. `run::event` sends replicas `DLOCK.HEED` |
 //! | `latency` | the server's latency monitor |
 
 pub(crate) mod blocking;

@@ -1,4 +1,4 @@
-//! Replication: the one place where anything is propagated to replicas and the AOF.
+//! Replication: the one place where effects are propagated to replicas and the AOF. (`run::event` sends `DLOCK.HEED`.)
 //!
 //! An effect costs the server a lookup of the command's name and several allocations, about as much as the rest of an
 //! uncontended command. A server with no AOF and no replica would throw it away, so no effect is made while it is certain that

@@ -11,13 +11,15 @@ use dlock_engine::{
 /// The locks that the end of a session settles in the same step, at most.
 const SETTLED: usize = 256;
 
-/// Keeps a session, or ends it: `key session ms [SEEN id n] [BLOCK ms]`.
+/// Keeps a session, or ends it if `ms` is 0: `key session ms [SEEN id n] [BLOCK ms]`.
 ///
-/// Replies the session's id, the last row's number, the milliseconds until the first lease of its holds ends (null if it has none), and
-/// the rows that were not seen: `[number, word, key, owner, token, left-ms]`.
+/// Replies the session's id, the last row's number, the milliseconds until the first lease of its holds ends, and the rows that were
+/// not seen: `[number, word, key, owner, token, left-ms]`. With `BLOCK` the reply may come later ([`Reply::Wait`]). The milliseconds are
+/// null if it has no hold; with `dlock.replicas` only confirmed holds count, and none in the quarantine. A session that is ended has
+/// null and no rows; one that does not exist, 0 for both numbers as well.
 ///
-/// Errors if another user has begun the session, if there are as many as may be, if more rows were seen than there are, and if the
-/// server accepts no writes while the session is to be ended.
+/// Errors if another user has begun the session, if there are as many as may be, or if more rows were seen than there are. Also if the
+/// server does not block this connection (`BLOCK`), or accepts no writes (`ms` 0).
 pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (db, user) = (call.db, call.caller.user());
     let (name, user) = (given.session.unwrap_or_default(), &*user);
@@ -87,8 +89,8 @@ fn row_reply(row: &NewsRow, left: impl Fn(WallMs) -> Reply) -> Reply {
     ])
 }
 
-/// Returns how long after the arrival of a command a lease ends; 0 if it has ended by now. A program counts that from when it sent the
-/// command, and so is never too long.
+/// Returns how many milliseconds after the arrival of a command a lease ends; 0 if it has ended by now. A program counts them from when
+/// it sent the command, so it never relies on a lease that has ended.
 fn left_ms(end: WallMs, arrived: SteadyMs, now: Now) -> u64 {
     match end.since(now.wall()) {
         0 => 0,

@@ -2,8 +2,8 @@
 //!
 //! Two sources make the list. The server's own SCAN goes through the keys: its cursor and its guarantees are the list's. A
 //! lock that nobody holds and that has waiters but no ticket has no key; and only the engine knows without opening all
-//! keys which locks are contended. So the second source is the engine's queues, in an order that never changes. A cursor of
-//! theirs is marked.
+//! keys which locks are contended. So the second source is the engine's queues, in an order that never changes. The keys come first,
+//! then the queues; with `CONTENDED`, the queues only. A cursor in the queues has the bit `OF_QUEUES`.
 
 pub use crate::call::{Listing, Source};
 use crate::error::Error;
@@ -33,7 +33,10 @@ impl Source {
     }
 }
 
-/// Reads which page is asked for: `[cursor] [MATCH pattern] [COUNT n] [OWNER owner] [IN session] [CONTENDED]`.
+/// Reads which page is asked for: `[cursor] [MATCH pattern] [COUNT n] [OWNER owner] [IN session] [CONTENDED]`. The module makes the page
+/// ([`Reply::List`]).
+///
+/// Errors if `CONTENDED` comes with a cursor of the keys: only the queues are listed then.
 pub fn run(given: &Args) -> Result<Reply, Error> {
     let source = match given.cursor.unwrap_or(0) {
         0 if given.contended => Source::Queues(0),
@@ -61,8 +64,8 @@ impl Listing {
         self.owner.is_none().then_some(0)
     }
 
-    /// Returns the rows of those of these locks that match and that the user may read. Keys from the server's SCAN match the
-    /// pattern already.
+    /// Returns the rows of the locks at these keys that match and that the user may read. Keys from the server's SCAN match the pattern
+    /// already. Without `CONTENDED`, a lock from the queues has a row only if it has no key.
     pub fn rows<K: Keyspace>(
         &self,
         call: &mut Call<K>,

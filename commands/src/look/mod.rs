@@ -1,4 +1,4 @@
-//! Read-only commands.
+//! Commands that change no lock. `LOG` and `STATS` can reset what they show.
 
 pub(crate) mod graph;
 pub(crate) mod inspect;

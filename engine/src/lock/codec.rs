@@ -11,10 +11,10 @@ use super::change::{is_token, some_permits, Change};
 use super::{Hold, Lock};
 use crate::types::{Arrival, ClientId, Limit, Permits, Share, Token, WallMs, MAX_OWNER, ONE};
 
-/// The version of a value without several permits, which every version of the module reads.
+/// The version of a value in which each hold and ticket has one permit. Every release of the module reads it.
 const PLAIN: u8 = 1;
 
-/// The latest version: of a value that has them. Every version up to it is read.
+/// The latest version: of a value where one has several permits. This module reads every version from 1 to this one.
 pub const VERSION: u8 = 2;
 
 /// Encodes a lock.
@@ -22,37 +22,37 @@ pub fn encode(lock: &Lock) -> Vec<u8> {
     let version = version(lock);
     let mut out = vec![version, u8::from(lock.watched())];
     let share = |out: &mut Vec<u8>, limit: Limit, permits: Permits| {
-        number(out, u64::from(limit.to_wire()));
+        write_number(out, u64::from(limit.to_wire()));
         if version > PLAIN {
-            number(out, u64::from(permits.get()));
+            write_number(out, u64::from(permits.get()));
         }
     };
-    number(&mut out, lock.holders() as u64);
+    write_number(&mut out, lock.holders() as u64);
     // A primary and a replica may reach the same state in different ways, and must agree on its bytes.
     let mut holds: Vec<Hold> = lock.holds().collect();
     holds.sort_unstable_by_key(|hold| hold.owner);
     for hold in holds {
-        number(&mut out, hold.token.0);
-        number(&mut out, hold.deadline.0);
-        number(&mut out, u64::from(hold.holds));
+        write_number(&mut out, hold.token.0);
+        write_number(&mut out, hold.deadline.0);
+        write_number(&mut out, u64::from(hold.holds));
         share(&mut out, hold.limit, hold.permits);
-        owner(&mut out, hold.owner);
+        write_owner(&mut out, hold.owner);
     }
-    number(&mut out, lock.tickets().count() as u64);
+    write_number(&mut out, lock.tickets().count() as u64);
     for (at, ticket) in lock.tickets() {
-        number(&mut out, at.0);
-        number(&mut out, ticket.claim);
+        write_number(&mut out, at.0);
+        write_number(&mut out, ticket.claim);
         share(&mut out, ticket.share.limit, ticket.share.permits);
-        owner(&mut out, &ticket.owner);
+        write_owner(&mut out, &ticket.owner);
     }
     out
 }
 
-/// Decodes a lock; none for bytes that `encode` could not have written. RESTORE lets any user bring bytes here, so no count is
-/// trusted before its bytes are read.
+/// Decodes a lock; none for bytes that `encode` does not write. It checks the form only: the holders may break their limits, or share
+/// a token. RESTORE lets any user bring bytes here, so no count is trusted before its bytes are read.
 pub fn decode(bytes: &[u8]) -> Option<Lock> {
     let mut rest = bytes;
-    let (version_read, flags) = (byte(&mut rest)?, byte(&mut rest)?);
+    let (version_read, flags) = (read_byte(&mut rest)?, read_byte(&mut rest)?);
     if !(PLAIN..=VERSION).contains(&version_read) || flags > 1 {
         return None;
     }
@@ -120,12 +120,12 @@ fn version(lock: &Lock) -> u8 {
     }
 }
 
-/// Returns the version of a value if it is later than any that this version reads.
+/// Returns the version of a value if this module is too old to read it; else none, also for bytes that are no value.
 pub fn later(bytes: &[u8]) -> Option<u8> {
     bytes.first().copied().filter(|version| *version > VERSION)
 }
 
-fn number(out: &mut Vec<u8>, mut value: u64) {
+fn write_number(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
         value >>= 7;
@@ -133,12 +133,12 @@ fn number(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-fn owner(out: &mut Vec<u8>, owner: &[u8]) {
-    number(out, owner.len() as u64);
+fn write_owner(out: &mut Vec<u8>, owner: &[u8]) {
+    write_number(out, owner.len() as u64);
     out.extend_from_slice(owner);
 }
 
-fn byte(rest: &mut &[u8]) -> Option<u8> {
+fn read_byte(rest: &mut &[u8]) -> Option<u8> {
     let (first, tail) = rest.split_first()?;
     *rest = tail;
     Some(*first)
@@ -147,10 +147,10 @@ fn byte(rest: &mut &[u8]) -> Option<u8> {
 fn read_number(rest: &mut &[u8]) -> Option<u64> {
     let mut value = 0_u64;
     for shift in (0..63).step_by(7) {
-        let next = byte(rest)?;
+        let next = read_byte(rest)?;
         value |= u64::from(next & 0x7f) << shift;
         if next < 0x80 {
-            // A number has one form: no zeros ahead.
+            // A number has one form: its last byte is not 0, unless the number is.
             return (next > 0 || shift == 0).then_some(value);
         }
     }

@@ -1,7 +1,8 @@
 //! The flight recorder: what was not ordinary, in memory that does not grow.
 //!
-//! It has no rule of its own about locks. The places that count the ends of holds and of waits report to it
-//! (`holds::HoldTable::end` and `end_until`, `Engine::log_wait`), and it keeps what an operator would ask about afterwards.
+//! It has no rule of its own about locks. The code that ends a hold or a wait, or refuses a request, reports to it:
+//! `holds::HoldTable::log_hold`, and in `Engine` `log_wait`, `log_long_wait`, `log_lapse` and `log_refusal`. It keeps what an operator
+//! would ask about afterwards.
 
 mod entry;
 
@@ -24,8 +25,9 @@ pub struct Log {
     bytes: usize,
     // How many entries there have been.
     count: u64,
-    // How many of the newest entries the caller has not seen yet.
+    // For how many of the newest entries `note_origins` has not yet asked where their connections come from.
     unseen: usize,
+    // How many entries are kept at most.
     most: usize,
     // From how many microseconds on a hold or a wait is long.
     long_us: u64,
@@ -53,7 +55,7 @@ impl Log {
         self.shorten();
     }
 
-    /// Returns true if a hold of this token that ends now was long. Runs in every release.
+    /// Returns true if a hold with this token that ends now was long. Each release of a lock calls it, so it is inlined.
     #[inline(always)]
     pub(crate) fn is_long_hold(&self, token: Token, now: Now) -> bool {
         self.is_long(now.us.saturating_sub(token.0))
@@ -70,7 +72,7 @@ impl Log {
         self.most
     }
 
-    /// Counts entries of one event that would only push each other out.
+    /// Gives numbers to this many entries of one event and keeps none: they would only push each other out.
     pub(crate) fn skip(&mut self, entries: usize) {
         self.count += entries as u64;
     }

@@ -1,5 +1,5 @@
-//! Wait queues: places, the requests that wait at them, and deadlines. Only tickets are durable, and the lock's value keeps that
-//! half of them.
+//! Wait queues: places, the requests that wait at them, and deadlines. Of all this only tickets are durable: the lock's value has
+//! their numbers, owners, limits, permits and claims.
 
 mod ages;
 mod deadlines;
@@ -17,7 +17,7 @@ pub(crate) use wait_queue::{Departed, WaitQueue};
 
 use std::num::NonZeroU64;
 
-/// Identifies a lock as long as it has a wait queue, and no other lock ever. An event looks up a lock's name once, and uses this
-/// from there on. That it is never zero makes a request smaller.
+/// Identifies a lock as long as it has a wait queue; its next queue has another number. Code that has looked up a lock's name passes
+/// this on, so that the name is hashed less often. It is never zero, which makes a request smaller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LockId(NonZeroU64);

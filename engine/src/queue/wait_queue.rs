@@ -17,12 +17,12 @@ const LONGEST_SEARCH: usize = 8;
 /// `Lock::needs_watch`). It holds every place, tickets and waiters alike; of a ticket the lock's value holds the durable
 /// half.
 ///
-/// A holder never has a place in the queue: it may only wait for a stricter limit, ahead of the queue.
+/// A holder has a place only while it waits for a stricter limit: the one at [`Arrival::UPGRADE_SLOT`], ahead of all others.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct WaitQueue {
     /// The lock.
     pub name: Name,
-    // The holder that waits for a stricter limit, only for the other holders to leave, is ahead of all.
+    // First comes the holder that waits for a stricter limit: it needs only the other holders to leave.
     places: Places,
     // The owners' places, in a queue that is too long to be searched.
     by_owner: Option<Box<HashMap<Rc<[u8]>, Arrival>>>,
@@ -36,23 +36,23 @@ pub(crate) struct WaitQueue {
     pub lapsed: Vec<Arrival>,
     /// Waits that ended by time-out since the last settlement, for their events.
     pub timeouts: u32,
-    /// Whether the queue must not move, as its slot is migrating away.
+    /// Whether no place here may be granted: the slot is migrating to another node, or is already there.
     pub closed: bool,
     /// Whether the value at the key may have been replaced behind the queue's back.
     pub stale: bool,
-    /// While the queue is being reconciled with a value that has arrived: the number up to which it is. No place behind it is
+    /// While the queue is being reconciled with a value that has arrived: the number up to which that is done. No place behind it is
     /// served.
     pub reconciled: Option<Arrival>,
     /// Whether a settlement is pending.
     pub dirty: bool,
 }
 
-/// Who else waited for the lock at some moment.
+/// Who else had a place in the lock's queue at some moment, absent tickets included.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Waiting {
-    /// The first of them.
+    /// The owner of the first of these places.
     pub next: Option<Rc<[u8]>>,
-    /// How many.
+    /// How many places there were.
     pub count: usize,
 }
 
@@ -69,17 +69,17 @@ pub(crate) struct Departed {
 }
 
 impl Departed {
-    /// Returns how many are left.
+    /// Returns how many places are not freed yet.
     pub(crate) fn len(&self) -> usize {
         self.places.len()
     }
 
-    /// Returns them.
+    /// Returns the places that are not freed yet, in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Place> {
         self.places.iter().map(|(_, place)| &**place)
     }
 
-    /// Takes one out.
+    /// Takes out the first place, to free it; none if all are freed.
     pub(crate) fn pop(&mut self) -> Option<Box<Place>> {
         let (_, place) = self.places.pop_front()?;
         if let Some(index) = &mut self.by_owner {
@@ -131,8 +131,7 @@ impl WaitQueue {
         }
     }
 
-    /// Puts a place at its number. The owner has no place yet and the number is free, or nothing happens. Returns true if it
-    /// is there.
+    /// Puts a place at its number. Returns false, and changes nothing, if the owner has a place already or the number is taken.
     pub(crate) fn insert(&mut self, number: Arrival, place: Place) -> bool {
         let owner = place.owner.clone();
         let Some(index) = &mut self.by_owner else {
@@ -154,7 +153,7 @@ impl WaitQueue {
         inserted
     }
 
-    /// Puts a place into the list, unless one has that number. Returns true if it is there.
+    /// Puts a place into the list. Returns false if another one has that number.
     fn put(&mut self, number: Arrival, place: Place) -> bool {
         let Err(at) = self.search(number) else {
             return false;
@@ -197,7 +196,8 @@ impl WaitQueue {
         self.by_owner = Some(index);
     }
 
-    /// Enters the owner of a place that is about to come. Returns false if the owner has a place, or is entered already.
+    /// Enters the owner of a place that is about to come. Returns false if the owner has a place, or is entered already, or if
+    /// [`WaitQueue::expect`] was not called.
     pub(crate) fn enter(&mut self, owner: &Rc<[u8]>, number: Arrival) -> bool {
         let Some(index) = &mut self.by_owner else {
             return false;
@@ -232,12 +232,12 @@ impl WaitQueue {
         }
     }
 
-    /// Takes out all places for which `leaves` is true, in one pass.
+    /// Takes out all places for which `leaves` is true, in one pass, and returns them to be freed.
     pub(crate) fn split_off(&mut self, leaves: impl Fn(Arrival, &Place) -> bool) -> Departed {
-        let (places, left) = std::mem::take(&mut self.places)
+        let (places, staying) = std::mem::take(&mut self.places)
             .into_iter()
             .partition(|(number, place)| leaves(*number, place));
-        self.places = left;
+        self.places = staying;
         let exclusive = |(_, place): &&(Arrival, Box<Place>)| place.share.limit == Limit::EXCLUSIVE;
         self.exclusive -= places.iter().filter(exclusive).count();
         let mut by_owner = None;
@@ -293,7 +293,7 @@ impl WaitQueue {
             .map(|(number, place)| (*number, &**place))
     }
 
-    /// Returns who waits here, except for this owner.
+    /// Returns who else has a place here, besides this owner. Absent tickets count.
     pub(crate) fn others(&self, owner: &[u8]) -> Waiting {
         let its = self.number_of(owner);
         let mut places = self.in_order();
@@ -326,7 +326,7 @@ impl WaitQueue {
         self.exclusive
     }
 
-    /// Sets what a place asks for. Returns what it was before.
+    /// Sets what a place asks for. Returns what it asked for before; none if there is no place with this number.
     pub(crate) fn set_share(&mut self, number: Arrival, share: Share) -> Option<Share> {
         let place = self.place_mut(number)?;
         let before = std::mem::replace(&mut place.share, share);

@@ -17,8 +17,8 @@ use crate::state::Engine;
 use crate::types::{Arrival, HoldRef, Name, NameRef, Now};
 
 impl Engine {
-    /// Notes that the answer which promises these holds was not delivered: the engine revokes the new ones as soon as changes are
-    /// possible.
+    /// Notes that the answer which promises these holds was not delivered. The engine revokes the new ones as soon as changes are
+    /// possible. Where a session was to learn of a hold, it gets the row `again` now.
     pub fn on_undelivered(&mut self, promises: impl IntoIterator<Item = Promise>) {
         for promise in promises {
             self.holds.unconfirmed.remove(&promise.hold());
@@ -87,7 +87,8 @@ impl Engine {
         Some(promise.name)
     }
 
-    /// Puts a ticket back at its number, as absent.
+    /// Puts a ticket back at its number, as absent, and begins its window. Nothing happens if the number is taken, if its owner has
+    /// another place by now, or if the key holds something else.
     fn put_back(
         &mut self,
         entry: &mut Entry<impl Value>,
