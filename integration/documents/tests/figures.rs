@@ -13,7 +13,9 @@ fn row<'a>(table: &'a str, first: &str) -> Vec<&'a str> {
 /// Returns the pairs of the page that the results do not have: `1.08 (Redis 8.6.3)` names a figure and the server of its column.
 fn wrong_pairs(page: &str, results: &str) -> Vec<String> {
     let servers = row(results, "|").into_iter();
-    let figures = row(results, "pair ∕ `SET` + `DEL`").into_iter().skip(1);
+    let figures = row(results, "a client's pair ∕ `SET` + `DEL`")
+        .into_iter()
+        .skip(1);
     // The head of the first column is empty.
     let servers = servers.map(|server| server.trim_start_matches(['|', ' ']));
     let mut wrong = Vec::new();
