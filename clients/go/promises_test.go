@@ -360,7 +360,7 @@ func TestCounting(t *testing.T) {
 // A server that is full now has room later.
 func TestAFullServerIsWaitedFor(t *testing.T) {
 	in(t, func(s stage) {
-		port := freePort(s)
+		port := s.control("port")
 		s.program("--port", port, "--bind", "127.0.0.1", "--save", "", "--maxclients", "3", "--loadmodule", s.module())
 		full := redis.NewClient(&redis.Options{Addr: "127.0.0.1:" + port, PoolSize: 3})
 		s.must(s.up(full))

@@ -25,14 +25,6 @@ import (
 
 // Servers of a test's own: by TLS, and with Sentinels. They run the program and the module of the stage's server.
 
-func freePort(s stage) string {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	s.must(err)
-	defer listener.Close()
-	_, port, _ := net.SplitHostPort(listener.Addr().String())
-	return port
-}
-
 // program starts the stage's server program with these settings, and says how to send it a signal.
 func (s stage) program(words ...string) (signal func(os.Signal), output *bytes.Buffer) {
 	s.Helper()
@@ -93,7 +85,7 @@ func (s stage) certificate() (certificate, key string, trusted *x509.CertPool) {
 func TestTLS(t *testing.T) {
 	in(t, func(s stage) {
 		certificate, key, trusted := s.certificate()
-		port := freePort(s)
+		port := s.control("port")
 		_, output := s.program("--port", "0", "--tls-port", port, "--bind", "127.0.0.1", "--save", "", "--tls-cert-file", certificate,
 			"--tls-key-file", key, "--tls-ca-cert-file", certificate, "--tls-auth-clients", "no",
 			"--user", "locker", "on", ">word", "~*", "&*", "+@all", "--loadmodule", s.module())
@@ -165,7 +157,7 @@ func (s stage) sentinels(
 	fault os.Signal, detection int, connect func(*redis.FailoverOptions, Settings) (*Locks, error), settings Settings,
 ) {
 	start := func(more ...string) (address string, signal func(os.Signal)) {
-		port := freePort(s)
+		port := s.control("port")
 		signal, output := s.program(append([]string{"--port", port, "--bind", "127.0.0.1", "--save", "", "--repl-diskless-sync-delay", "0"}, more...)...)
 		address = "127.0.0.1:" + port
 		if err := s.up(connection(address)); err != nil {
@@ -182,7 +174,7 @@ func (s stage) sentinels(
 	var sentinels []string
 	for i := range 3 {
 		file := filepath.Join(s.TempDir(), "sentinel.conf")
-		own := freePort(s)
+		own := s.control("port")
 		s.must(os.WriteFile(file, fmt.Appendf(nil, "port %s\nbind 127.0.0.1\nsentinel monitor locks 127.0.0.1 %s 2\n"+
 			"sentinel down-after-milliseconds locks %d\nsentinel failover-timeout locks 5000\n", own, port, detection), 0o600))
 		_, output := s.program(file, "--sentinel")

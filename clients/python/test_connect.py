@@ -4,7 +4,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import shutil
-import socket
 import ssl
 import subprocess
 import threading
@@ -92,8 +91,7 @@ def test_tls_asyncio(server, tls):
 @pytest.fixture
 def sentinel(tmp_path):
     """The address of a Sentinel that watches the pair, and begins nothing by itself."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = int(command("port"))
     host, watched = primary_of_the_pair()
     lines = [f"port {port}", "bind 127.0.0.1", f"dir {tmp_path}", f"sentinel monitor pair {host} {watched} 1"]
     lines += ["sentinel down-after-milliseconds pair 600000", "sentinel failover-timeout pair 20000"]

@@ -37,7 +37,8 @@ pub fn serve(stage: Stage) -> Served {
             let answering = thread::Builder::new().name(ANSWERING.to_owned());
             let started = answering.spawn(move || {
                 let line = |line: &str| match weak.upgrade() {
-                    // Without the stage's lock: a path must not wait for a failover.
+                    // Without the stage's lock: neither may wait for a failover.
+                    Some(_) if line == "port" => reply(Ok(dlock_harness::free_port().to_string())),
                     Some(_) if is_of_paths(line) => reply(on_path(&paths, line)),
                     Some(stage) => answer(
                         &mut stage.lock().unwrap_or_else(PoisonError::into_inner),

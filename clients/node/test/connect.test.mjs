@@ -49,10 +49,7 @@ const SECURE = {
 
 /** A Sentinel that watches the pair, and begins nothing by itself. */
 async function sentinelOfThePair() {
-  const free = net.createServer().listen(0, '127.0.0.1');
-  await once(free, 'listening');
-  const { port } = free.address();
-  await new Promise((done) => { free.close(done); });
+  const port = await control('port');
   writeFileSync(inside('conf'), [
     `port ${port}`, 'bind 127.0.0.1', `dir ${directory}`, `sentinel monitor pair ${(await primary()).join(' ')} 1`,
     'sentinel down-after-milliseconds pair 600000', 'sentinel failover-timeout pair 20000', '',

@@ -121,9 +121,7 @@ final class InstalledTest extends TestCase
             $primary = $other;
         }
         [$host, $port] = explode(':', $primary);
-        $free = stream_socket_server('tcp://127.0.0.1:0');
-        $at = explode(':', (string) stream_socket_get_name($free, false))[1];
-        fclose($free);
+        $at = Stage::control('port');
         file_put_contents("$this->directory/sentinel.conf", "port $at\nbind 127.0.0.1\ndir $this->directory\n"
             . "sentinel monitor pair $host $port 1\nsentinel down-after-milliseconds pair 600000\n");
         $nothing = ['file', '/dev/null', 'w'];
@@ -238,7 +236,7 @@ final class InstalledTest extends TestCase
     /** A full server is an error that passes: the wait continues. */
     public function testMaxClientsPasses(): void
     {
-        $port = self::freePort();
+        $port = Stage::control('port');
         $nothing = ['file', '/dev/null', 'w'];
         $command = ['redis-server', '--port', $port, '--bind', '127.0.0.1', '--save', '', '--maxclients', '1'];
         $process = proc_open($command, [1 => $nothing, 2 => $nothing], $pipes);
@@ -258,14 +256,5 @@ final class InstalledTest extends TestCase
             proc_terminate($process, SIGKILL);
             proc_close($process);
         }
-    }
-
-    private static function freePort(): string
-    {
-        $free = stream_socket_server('tcp://127.0.0.1:0');
-        $port = explode(':', (string) stream_socket_get_name($free, false))[1];
-        fclose($free);
-
-        return $port;
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use dlock_redis::{release_all, Locks, Settings};
 use redis::sentinel::{SentinelClient, SentinelServerType};
 use redis::{cmd, Client, FromRedisValue, TlsCertificates, Value};
-use stage::{connect, int, until, Entry, Server, Single, LONG, PATIENCE};
+use stage::{connect, control, int, until, Entry, Server, Single, LONG, PATIENCE};
 
 /// A server; killed at the end.
 struct Program(Child);
@@ -23,8 +23,8 @@ impl Drop for Program {
     }
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port()
+async fn free_port() -> u16 {
+    control("port".to_owned()).await.parse().expect("a port")
 }
 
 fn directory(name: &str) -> PathBuf {
@@ -85,7 +85,7 @@ async fn info(client: &Client, key: &str, name: &str) -> Vec<Entry> {
 #[tokio::test]
 async fn tls_with_a_user_and_a_database() {
     rustls::crypto::ring::default_provider().install_default().expect("the first one");
-    let (directory, port) = (directory("tls"), free_port());
+    let (directory, port) = (directory("tls"), free_port().await);
     let (certificate, key) = (directory.join("certificate.pem"), directory.join("key.pem"));
     let (certificate, key) = (certificate.display(), key.display());
     let words = format!(
@@ -152,7 +152,7 @@ fn plain(port: u16) -> Client {
 
 async fn promoting(name: &str, detection: u64) -> Promoting {
     let (directory, module) = (directory(name), module().await);
-    let (one, two) = (free_port(), free_port());
+    let (one, two) = (free_port().await, free_port().await);
     let words = |port| format!("--port {port} --bind 127.0.0.1 --repl-diskless-sync-delay 0 --loadmodule {module}");
     let primary = start(&words(one)).await;
     await_up(&plain(one)).await;
@@ -164,7 +164,7 @@ async fn promoting(name: &str, detection: u64) -> Promoting {
     .await;
     let (mut sentinels, mut programs) = (Vec::new(), Vec::new());
     for _ in 0..3 {
-        let port = free_port();
+        let port = free_port().await;
         let file = directory.join(format!("{port}.conf"));
         let settings = format!(
             "port {port}\nbind 127.0.0.1\nsentinel monitor locks 127.0.0.1 {one} 2\n\

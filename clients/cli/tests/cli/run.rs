@@ -1,7 +1,7 @@
 //! `dlock run`: its exit codes, its waits, its hold.
 
 use super::*;
-use dlock_harness::{is_held, stat, Grant, Sentinel, Watch, PRIMARY};
+use dlock_harness::{free_port, is_held, stat, Grant, Sentinel, Watch, PRIMARY};
 use nix::sys::wait::{waitid, Id, WaitPidFlag, WaitStatus};
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -726,12 +726,7 @@ fn a_label_is_no_owner() {
 #[test]
 fn a_bound_is_a_bound() {
     let server = Server::start();
-    let spare = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let closed = format!(
-        "redis://127.0.0.1:{}",
-        spare.local_addr().expect("an address").port()
-    );
-    drop(spare);
+    let closed = format!("redis://127.0.0.1:{}", free_port());
     let timed = |mut command: Command| {
         let began = Instant::now();
         let said = said(command.output().expect("an end"));
@@ -876,9 +871,7 @@ fn a_full_server_is_waited_for() {
 #[test]
 fn a_sentinel_that_is_down_may_come_back() {
     let server = Server::start();
-    let spare = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let closed = spare.local_addr().expect("an address").to_string();
-    drop(spare);
+    let closed = format!("127.0.0.1:{}", free_port());
     let none = format!("127.0.0.1:{}", server.port());
     let words = [
         "--sentinel",

@@ -9,8 +9,6 @@ import dlock.jedis.JedisConnector;
 import dlock.lettuce.LettuceConnector;
 import io.lettuce.core.RedisURI;
 import java.io.IOException;
-import java.io.UncheckedIOException;
-import java.net.ServerSocket;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -28,12 +26,8 @@ import redis.clients.jedis.JedisClientConfig;
 
 /** Servers of the test's own: the primary stalls, or is to be a replica, and the Sentinels promote the other one. */
 class SentinelTest {
-    private static int free() {
-        try (ServerSocket socket = new ServerSocket(0)) {
-            return socket.getLocalPort();
-        } catch (IOException error) {
-            throw new UncheckedIOException(error);
-        }
+    private static int free() throws IOException {
+        return Integer.parseInt(Stage.control("port"));
     }
 
     /** Starts the program that the stage's server is. */
