@@ -7,6 +7,7 @@ import shutil
 import ssl
 import subprocess
 import threading
+import time
 
 import pytest
 import redis
@@ -18,6 +19,7 @@ import dlock_redis as dlock
 from stage import LONG, PATIENCE, Server, addresses, close, command, primary_of_the_pair, text, until
 
 HOW = {"lease": LONG, "hang_timeout": 30.0}
+FOLLOWS = 8.0  # seconds: a former primary serves for eleven
 
 
 def run(*words):
@@ -121,6 +123,7 @@ def sentinel(tmp_path):
 def promote(sentinel, key):
     """The Sentinel has the replica, which knows this lock, made primary, and the old one its replica."""
     before = primary_of_the_pair()
+    (after,) = {*addresses("DLOCK_PAIR")} - {before}
 
     def known(address):
         with redis.Redis(*address) as one:
@@ -129,14 +132,17 @@ def promote(sentinel, key):
 
     # After a sync without a disk the stream begins up to a second later.
     until(lambda: all(map(known, addresses("DLOCK_PAIR"))), "the replica knows the lock, too")
+    new, old = redis.Redis(*after), redis.Redis(*before)
     redis.Redis(*sentinel).execute_command("SENTINEL", "FAILOVER", "pair")
+    until(lambda: new.role()[0] == b"master", "the replica is primary")
+    promoted = time.monotonic()
+    until(lambda: text(new.execute_command("DLOCK.INFO", key))["holders"][0]["in"], "it is kept by the new primary")
+    assert time.monotonic() - promoted < FOLLOWS, "the client has stayed with the former primary"
 
     def done():
-        after = primary_of_the_pair()
-        old = redis.Redis(*before)
-        return after != before and old.role()[0] == b"slave" and old.info("replication")["master_link_status"] == "up"
+        return old.role()[0] == b"slave" and old.info("replication")["master_link_status"] == "up"
 
-    until(done, "the replica is primary")
+    until(done, "the former primary is a replica")
 
 
 def survives(server, hold):
@@ -164,6 +170,13 @@ def test_a_sentinel_promotes_the_replica(sentinel):
     server.await_gone()
 
 
+async def take_turns(locks, key):
+    while True:
+        with contextlib.suppress(dlock.DLockError):
+            await (await locks.acquire(key)).release()
+        await asyncio.sleep(0.01)
+
+
 @pytest.mark.skipif(not shutil.which("redis-server"), reason="there is no Sentinel")
 @pytest.mark.stops("pair")
 def test_a_sentinel_promotes_the_replica_asyncio(sentinel):
@@ -175,7 +188,10 @@ def test_a_sentinel_promotes_the_replica_asyncio(sentinel):
             hold = await locks.acquire(server.key, PATIENCE)
             wait = asyncio.ensure_future(locks.acquire(server.key, 2 * PATIENCE, actor="next"))
             await asyncio.to_thread(server.await_queued, 1)
+            # Other calls learn of the new primary first, while the session's connection is in use.
+            turns = asyncio.gather(*(take_turns(locks, f"{server.key}:{number}") for number in range(5)))
             await asyncio.to_thread(promote, sentinel, server.key)
+            turns.cancel()
             await asyncio.to_thread(survives, server, hold)
             await hold.release()
             await (await wait).release()

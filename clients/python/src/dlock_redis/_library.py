@@ -220,6 +220,7 @@ class AsyncServer:
         self._pool: Any = _of_pool(client.connection_pool, redis.asyncio, within, retry)
         self._client: Any = redis.asyncio.Redis(connection_pool=self._pool)
         self._asked = -ASK_SENTINELS
+        self._primary: Any = None  # its address, as the Sentinels last named it
 
     async def call(self, words: Words) -> Any:
         """Returns the reply to one command. Raises an error of this package for one of the server."""
@@ -264,7 +265,11 @@ class AsyncServer:
         if is_named and now() - self._asked >= ASK_SENTINELS:
             self._asked = now()
             with contextlib.suppress(*FAILURES):
-                await self._pool.get_master_address()  # it ends the connections to a former primary
+                primary = await self._pool.get_master_address()
+                former, self._primary = self._primary, primary
+                if former not in (None, primary):
+                    # The pool itself leaves those in use, and later uses them again: a SESSION would stay with the former primary.
+                    await self._pool.disconnect()
 
     async def _ask(self, words: Words) -> Any:
         return await self._client.execute_command(*words)
