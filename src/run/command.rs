@@ -80,7 +80,7 @@ impl Handler for Commands {
         let next = enter::run(ctx, mode, origin, now, |state, now| {
             let decides = spec.access == Access::Write || writes;
             if decides && state.engine.has_undelivered() && gate::primary() {
-                state.engine.give_back(&mut state.keys, now);
+                state.engine.revoke_undelivered(&mut state.keys, now);
             }
             let caller = Client(ctx);
             let mut call = state.call(&caller, now);

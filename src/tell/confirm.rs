@@ -8,7 +8,7 @@
 //! | its time is up, or CLIENT UNBLOCK … TIMEOUT ends it | `NOACK` |
 //! | its connection ends, or CLIENT UNBLOCK … ERROR ends it | nothing is sent |
 //!
-//! In the last two cases the engine revokes the undelivered new holds (`rules::outside::give_back`).
+//! In the last two cases the engine revokes the undelivered new holds (`rules::outside::undelivered`).
 //!
 //! The offset that must be confirmed is known only where the effects are in the stream: when the event loop is about to sleep.
 

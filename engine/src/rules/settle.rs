@@ -96,7 +96,7 @@ impl Engine {
     pub fn settle_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
         self.free_garbage();
         self.watch_arrived(most);
-        self.give_back(keys, now);
+        self.revoke_undelivered(keys, now);
         let renewing = self.renew_due(keys, now);
         let clearing = self.clear_away(keys, now);
         self.follow_up(keys, now);
@@ -160,7 +160,7 @@ impl Engine {
     /// Settles what a read-only command would otherwise miss (see [`Engine::is_behind`]). To be called only when this server would
     /// accept a write now.
     pub fn bring_up_to_date(&mut self, keys: &mut impl Keyspace, now: Now, name: Option<NameRef>) {
-        self.give_back(keys, now);
+        self.revoke_undelivered(keys, now);
         self.clear_away(keys, now);
         self.leave_next(now);
         let lock = name.and_then(|name| self.queues.id(name));

@@ -50,7 +50,7 @@ fn say(server: &mut Server, client: u64, line: &str) -> Reply {
 /// Reports that the replicas have not confirmed these.
 fn refuse(server: &mut Server, promises: Vec<Promise>) {
     server.engine.on_undelivered(promises);
-    server.engine.give_back(&mut server.keys, NOW);
+    server.engine.revoke_undelivered(&mut server.keys, NOW);
     server.keys.close();
 }
 

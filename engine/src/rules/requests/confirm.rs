@@ -1,5 +1,5 @@
 //! Answers that replicas confirm before the server sends them (`dlock.replicas`), and the holds that they promise. The caller
-//! finds out when they are confirmed. `rules::outside::give_back` decides about a grant that was not confirmed.
+//! finds out when they are confirmed. `rules::outside::undelivered` decides about a grant that was not confirmed.
 
 use super::acquire::{Ask, Wait};
 use super::hold::held;

@@ -215,7 +215,7 @@ impl Model {
             self.settle();
         }
         self.remove_expired_keys();
-        self.give_back();
+        self.revoke_undelivered();
     }
 
     pub fn configure(&mut self, change: impl FnOnce(&mut Policy)) {

@@ -240,16 +240,16 @@ impl Model {
 
     /// Revokes the new holds whose answers were not delivered and that no later command has touched. Delivery is known only after
     /// the turn in which they were granted.
-    pub(super) fn give_back(&mut self) {
+    pub(super) fn revoke_undelivered(&mut self) {
         while !self.unheard.is_empty() {
             for unheard in std::mem::take(&mut self.unheard) {
-                self.give_back_one(unheard);
+                self.revoke_one(unheard);
             }
             self.settle();
         }
     }
 
-    fn give_back_one(&mut self, unheard: Unheard) {
+    fn revoke_one(&mut self, unheard: Unheard) {
         let steady = self.steady;
         let lock = self.lock(&unheard.key);
         let its = |hold: &Hold| hold.grant == unheard.grant;

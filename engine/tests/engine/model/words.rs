@@ -15,7 +15,7 @@ impl Model {
     pub fn act(&mut self, act: &Act, tokens: &BTreeMap<u64, u64>) -> Result<Option<Answer>, ()> {
         let key = |(db, key): &(u32, String)| format!("{db}:{key}");
         if !matches!(act, Act::Command(_)) {
-            self.give_back();
+            self.revoke_undelivered();
         }
         match act {
             Act::Command(command) => {
@@ -24,7 +24,7 @@ impl Model {
                 if command.pipelined {
                     return Ok(answer);
                 }
-                self.give_back();
+                self.revoke_undelivered();
                 return Ok(answer);
             }
             Act::Wait(ms) => self.pass(*ms),
@@ -63,7 +63,7 @@ impl Model {
             }
             _ => return Err(()),
         }
-        self.give_back();
+        self.revoke_undelivered();
         Ok(None)
     }
 

@@ -38,14 +38,14 @@ impl Engine {
 
     /// Revokes the new holds of undelivered answers, and serves the queues as if they had not been granted. Call it before
     /// anything else is decided, and only when this server would accept a write.
-    pub fn give_back(&mut self, keys: &mut impl Keyspace, now: Now) {
+    pub fn revoke_undelivered(&mut self, keys: &mut impl Keyspace, now: Now) {
         if self.undelivered.is_empty() {
             return;
         }
         let mut free = Vec::new();
         for promise in std::mem::take(&mut self.undelivered) {
             if keys.can_write(promise.name.as_ref()) {
-                free.extend(self.give_back_one(keys, now, promise));
+                free.extend(self.revoke_one(keys, now, promise));
             } else if exists(keys, promise.name.as_ref()) {
                 self.undelivered.push(promise);
             }
@@ -59,12 +59,7 @@ impl Engine {
     }
 
     /// Ends a hold, if it is still there and as its grant made it. Returns the lock, for settlement.
-    fn give_back_one(
-        &mut self,
-        keys: &mut impl Keyspace,
-        now: Now,
-        promise: Promise,
-    ) -> Option<Name> {
+    fn revoke_one(&mut self, keys: &mut impl Keyspace, now: Now, promise: Promise) -> Option<Name> {
         let (name, owner) = (promise.name.as_ref(), &*promise.owner);
         let entry = keys.entry(name);
         let untouched = |hold: &Hold| match promise.session {
