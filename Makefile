@@ -48,7 +48,7 @@ test check test-servers: export RUST_TEST_THREADS ?= 10
 .PHONY: help run test test-engine test-documents demo failover ladder clean
 .PHONY: bench bench-check bench-servers bench-peers peers results pictures
 .PHONY: msrv deny coverage
-.PHONY: check check-long explore fuzz memcheck chaos schedules judge clocks disks rivals clients bench-clients lines packages cli observe upgrade
+.PHONY: check check-long explore fuzz memcheck chaos schedules judge clocks disks rivals clients bench-clients failover-clients lines packages cli observe upgrade
 .PHONY: install build deps servers test-servers
 .PHONY: deb deb-check dist dist-check container-check group-check
 
@@ -166,6 +166,10 @@ lines: ## develop: Count the clients' lines of code; find import circles
 
 bench-clients: build ## prove: Measure the clients and their languages' locks (ONLY=python)
 	@cargo run --quiet --bin clients -- --bench $(if $(ONLY),--only '$(ONLY)')
+
+failover-clients: build ## prove: Fail over under all clients (ONLY=go QUICK=1)
+	@cargo run --quiet --release --bin failover-clients -- --installed '$(TARGET)/clients' --results '$(TARGET)/failover-clients' \
+	    $(if $(QUICK),--quick) $(if $(ONLY),--only '$(ONLY)') $(ARGS)
 
 packages: ## package: Build the clients' packages (ONLY='python rust')
 	@for one in $(or $(ONLY),python node php go java rust); do \

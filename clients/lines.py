@@ -14,7 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 # Each language: where its sources are, which of them build on the lock, and which are tests. The first pattern that fits decides.
-NEITHER = re.compile(r"/(bench|example|examples|outside|boot)/|/bench\.|/build\.mjs$|eslint|/tools/|^csharp/|^ruby/|^cli/|^cases/|/lines\.py$")
+NEITHER = re.compile(r"/(bench|failover|example|examples|outside|boot)/|/(bench|failover)\.|/build\.mjs$|eslint|/tools/|^csharp/|^ruby/|^cli/|^cases/|/lines\.py$")
 TESTS = re.compile(r"/tests?/|_test\.go$|/test_[^/]*\.py$|/conftest\.py$|/stage\.py$|/redis_suite\.py$|^rust/tests/")
 ABOVE = re.compile(
     r"election|leader|Leader|Election|quorum|Quorum|redis_lock|redlock|fakes|Fake|gocron|/starter/|/shedlock/|Laravel|Symfony|\.d\.mts$",

@@ -21,3 +21,4 @@ show schedules/schedules.md schedules.md
 show clocks/clocks.md clocks.md
 show disks/disks.md disks.md
 show rivals/full/rivals.md rivals.md
+show failover-clients/full/failover-clients.md failover-clients.md

@@ -5,7 +5,7 @@
 
 use std::rc::Rc;
 
-use dlock_harness::cluster::join;
+use dlock_harness::cluster::{divide_slots, join, SLOTS};
 use dlock_harness::{Ask, Server};
 
 use crate::failure::Failure;
@@ -30,8 +30,6 @@ const WAITS_ELSEWHERE: usize = 1_000;
 
 /// The hash tag of all measured keys.
 const TAG: &str = "{growth}";
-
-const SLOTS: usize = 16_384;
 
 /// A cluster, and the names of its ways.
 struct Size {
@@ -123,13 +121,7 @@ struct Cluster {
 impl Cluster {
     fn start(size: &Size) -> Result<Cluster, Failure> {
         let masters: Vec<Server> = (0..size.masters).map(|_| node()).collect();
-        for (number, master) in masters.iter().enumerate() {
-            let mut connection = master.connection();
-            connection.run(&format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1));
-            let first = number * SLOTS / size.masters;
-            let last = (number + 1) * SLOTS / size.masters - 1;
-            connection.run(&format!("CLUSTER ADDSLOTSRANGE {first} {last}"));
-        }
+        divide_slots(&masters);
         let count = if size.replicas { size.masters } else { 0 };
         let replicas: Vec<Server> = (0..count).map(|_| node()).collect();
         join(&masters, &replicas);

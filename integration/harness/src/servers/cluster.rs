@@ -4,8 +4,23 @@ use crate::machine::patience::{await_until, PATIENCE};
 use crate::servers::server::Server;
 use crate::talk::ask::Ask;
 
-/// Introduces all nodes to each other, and makes each replica follow the master of its place. The masters serve all slots
-/// already.
+/// The number of slots of a cluster.
+pub const SLOTS: usize = 16_384;
+
+/// Divides all slots among masters that do not know each other yet.
+#[track_caller]
+pub fn divide_slots(masters: &[Server]) {
+    for (number, master) in masters.iter().enumerate() {
+        let mut connection = master.connection();
+        connection.run(&format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1));
+        let first = number * SLOTS / masters.len();
+        let last = (number + 1) * SLOTS / masters.len() - 1;
+        connection.run(&format!("CLUSTER ADDSLOTSRANGE {first} {last}"));
+    }
+}
+
+/// Introduces all nodes to each other, and makes each replica follow the master of its place, or, when all have one, the first again.
+/// The masters serve all slots already.
 #[track_caller]
 pub fn join(masters: &[Server], replicas: &[Server]) {
     let all = || masters.iter().chain(replicas);
@@ -22,7 +37,7 @@ pub fn join(masters: &[Server], replicas: &[Server]) {
             nodes.lines().count() == count && !nodes.contains("handshake")
         });
     }
-    for (master, replica) in masters.iter().zip(replicas) {
+    for (master, replica) in masters.iter().cycle().zip(replicas) {
         let id: String = master.connection().ask("CLUSTER MYID");
         let line = format!("CLUSTER REPLICATE {id}");
         let mut connection = replica.connection();
