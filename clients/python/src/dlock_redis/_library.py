@@ -268,7 +268,7 @@ class AsyncServer:
                 primary = await self._pool.get_master_address()
                 former, self._primary = self._primary, primary
                 if former not in (None, primary):
-                    # The pool itself leaves those in use, and later uses them again: a SESSION would stay with the former primary.
+                    # The pool leaves those in use, and takes them back: a SESSION would stay at the former primary.
                     await self._pool.disconnect()
 
     async def _ask(self, words: Words) -> Any:
@@ -306,6 +306,10 @@ class AsyncCluster(AsyncServer):
         """There are no Sentinels."""
 
     async def _ask(self, words: Words) -> Any:
+        if self._failed:  # they would not answer for the map either, and all calls wait for it
+            manager = self._client.nodes_manager
+            others = {name: node for name, node in manager.startup_nodes.items() if name not in self._failed}
+            manager.startup_nodes = others or manager.startup_nodes
         await self._client.initialize()  # it asks any node until it has the map
         return await super()._ask(words)
 

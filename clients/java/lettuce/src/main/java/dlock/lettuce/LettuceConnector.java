@@ -124,9 +124,10 @@ public final class LettuceConnector implements Connector {
         } else if (map != null) {
             map.refreshPartitions();
         } else if (cluster != null) {
+            Duration look = within.dividedBy(3); // each look at the map waits for all nodes: one that hangs must not cost more
             RedisClusterClient made = RedisClusterClient.create(resources, cluster.getPartitions().stream()
-                    .map(node -> target(node.getUri(), node.getUri().getHost() + ":" + node.getUri().getPort(), within)).toList());
-            made.setOptions(ClusterClientOptions.builder(bounded(within))
+                    .map(node -> target(node.getUri(), node.getUri().getHost() + ":" + node.getUri().getPort(), look)).toList());
+            made.setOptions(ClusterClientOptions.builder(bounded(look))
                     .topologyRefreshOptions(ClusterTopologyRefreshOptions.create()).build());
             made.getPartitions();
             map = made;
