@@ -1,12 +1,14 @@
 //! Notes of callbacks. A disconnection, a removed key or a change of role may come in the middle of anything, at a moment when
 //! nothing may be changed. A callback only posts a notice here, and the module's next event reads it.
 
+use crate::ffi::ctx::Ctx;
 use crate::ffi::memory::MainThread;
 use crate::node::timer;
 use crate::settings::config;
 use dlock_engine::{
     ClientId, HoldRef, Lock, Lost, Name, NameRef, Promise, RequestId, Token, WallMs,
 };
+use redis_module::raw;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
@@ -191,15 +193,21 @@ pub(crate) fn post_unlinked(name: Name, lock: &Lock) {
             deadline,
         }
     };
-    let holds = lock.owned_leases().enumerate().map(gone).collect();
+    let holds = || lock.owned_leases().enumerate().map(gone).collect();
     post(Notice::Unlinked(Unlinked {
         name,
-        holds,
+        // What a file repeats ended before: it is neither counted nor logged again.
+        holds: if is_loading() { Vec::new() } else { holds() },
         moved: false,
         watched: lock.needs_watch(),
         carried,
     }));
     UNLINKED.store(std::ptr::from_ref(lock).cast_mut(), Ordering::Relaxed);
+}
+
+fn is_loading() -> bool {
+    let loading = |own: Ctx| own.flags() & raw::REDISMODULE_CTX_FLAGS_LOADING != 0;
+    Ctx::own().is_some_and(loading)
 }
 
 /// Notes that a value is freed, on any thread. It touches only the one atomic, and only reads it in the usual case: an exchange

@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use dlock_harness::dump::{restore, value, Frame};
 use dlock_harness::redis::{cmd, from_redis_value, Value};
 use dlock_harness::{
-    assert_sound, at_once, await_until, command, kept, position, Ask, Blocked, Grant, Server,
+    assert_sound, at_once, await_until, command, kept, position, stat, Ask, Blocked, Grant, Server,
     ServerBuilder, Wire, PATIENCE,
 };
 use fastrand::Rng;
@@ -422,6 +422,24 @@ fn a_lease_that_ends_while_the_server_is_down_has_ended() {
         assert_eq!(c.ask::<u64>("DLOCK.RELEASE together bob"), 0);
         assert_sound(&server);
     }
+}
+
+/// What the AOF repeats ended before: it is neither counted nor logged again.
+#[test]
+fn an_end_before_a_restart_is_not_told_again() {
+    let mut server = Way::Aof.builder().start();
+    let mut c = server.connection();
+    c.run("DLOCK.ACQUIRE once alice 100");
+    let gone =
+        || stat(&server, "expired_total") == 1 && server.connection().ask::<u64>("DBSIZE") == 0;
+    await_until("the lease has ended", PATIENCE, gone);
+    assert_eq!(c.ask::<Vec<Value>>("DLOCK.LOG").len(), 1);
+    server.kill9();
+    server.restart();
+    let mut c = server.connection();
+    c.run("DLOCK.ACQUIRE another bob 600000");
+    assert_eq!(c.ask::<Vec<Value>>("DLOCK.LOG"), []);
+    assert_eq!(stat(&server, "expired_total"), 0);
 }
 
 /// Whatever clients did before: the AOF, rewritten in the middle of it, gives an equal state.
