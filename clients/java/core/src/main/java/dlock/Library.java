@@ -6,8 +6,10 @@ import static java.nio.charset.StandardCharsets.US_ASCII;
 import dlock.Connector.Line;
 import dlock.DLockException.Unavailable;
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
@@ -40,6 +42,8 @@ final class Library {
     private final Executor background;
     // By this object's monitor, under which nothing is waited for.
     private final Map<Way, CompletableFuture<Line>> lines = new HashMap<>();
+    /** The nodes that have been given up since the last look ended: the library may name another one after this look. */
+    private final Set<String> doubted = new HashSet<>();
     private CompletableFuture<Void> look = CompletableFuture.completedFuture(null);
     private long lookedAt = -Clock.NEVER;
     private boolean isClosed;
@@ -78,13 +82,18 @@ final class Library {
     /** Ends when it is known who serves the slot, or nobody can say so. */
     private CompletableFuture<Void> locate(int slot) {
         try {
-            if (connector.node(slot) == null) {
+            String node = connector.node(slot);
+            if (node == null) {
                 return look();
             }
             CompletableFuture<Void> before;
             synchronized (this) {
                 before = look;
-                if (!connector.isWatched() || Clock.now() - lookedAt < Clock.SECOND) {
+                if (!connector.isWatched()) {
+                    return !doubted.contains(node) ? CompletableFuture.completedFuture(null) : look.<Void>handle((nothing, why) -> null)
+                            .completeOnTimeout(null, settings.replyNanos() / 2, TimeUnit.NANOSECONDS);
+                }
+                if (Clock.now() - lookedAt < Clock.SECOND) {
                     return CompletableFuture.completedFuture(null);
                 }
             }
@@ -190,6 +199,9 @@ final class Library {
         boolean isLeft;
         synchronized (this) {
             isLeft = lines.remove(way, line);
+            if (isLeft) {
+                doubted.add(way.node);
+            }
         }
         if (isLeft) {
             end(line);
@@ -206,7 +218,13 @@ final class Library {
         if (look.isDone() && Clock.now() - lookedAt > 100 * Clock.MS && !isClosed) {
             lookedAt = Clock.now();
             look = inBackground(() -> {
-                connector.refresh(settings.replyTimeout());
+                try {
+                    connector.refresh(settings.replyTimeout());
+                } finally {
+                    synchronized (this) {
+                        doubted.clear();
+                    }
+                }
                 leaveFormer();
                 return null;
             });

@@ -319,12 +319,17 @@ class RulesTest {
                 if (strange.get()) {
                     throw new IllegalStateException("strange");
                 }
-                return slot == 1 ? "a:1" : "b:2";
+                return slot == 1 && !hasMoved ? "a:1" : "b:2";
             }
 
             @Override
             public void refresh(Duration within) throws Exception {
                 seen.add("refresh");
+                if (moves) {
+                    Thread.sleep(100);
+                    hasMoved = true;
+                    return;
+                }
                 over.await(); // as if a node hung
             }
 
@@ -355,6 +360,8 @@ class RulesTest {
 
     private final AtomicBoolean strange = new AtomicBoolean();
     private boolean isWatched;
+    private boolean moves;
+    private volatile boolean hasMoved;
 
     private static CompletableFuture<Object> call(Library library, String key) {
         return library.call(key, Request.bytes(List.of("GET", key)), Clock.NEVER, false);
@@ -380,6 +387,16 @@ class RulesTest {
         assertThrows(Unavailable.class, () -> Hold.await(call(library, "a")));
         assertEquals(List.of("open a:1", "open a:1"), seen.stream().filter("open a:1"::equals).toList());
         assertEquals(List.of("open b:2"), seen.stream().filter(one -> one.endsWith("b:2")).toList());
+    }
+
+    /** A node that has not answered is asked again if the library still names it after the look. */
+    @Test
+    void aLookUnderWayIsWaitedFor() {
+        moves = true;
+        Library library = library((node, words) -> node.equals("a:1") ? new CompletableFuture<>() : CompletableFuture.completedFuture(1L));
+        assertThrows(Unavailable.class, () -> Hold.await(call(library, "a")));
+        assertEquals(1L, Hold.await(call(library, "a")));
+        assertEquals(List.of("open a:1"), seen.stream().filter("open a:1"::equals).toList());
     }
 
     @Test
