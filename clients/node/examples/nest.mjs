@@ -8,10 +8,10 @@ import { Redis } from 'ioredis';
 import { Locks } from 'dlock-redis';
 
 const url = `redis://${process.env.DLOCK_SINGLE}`;
-const provider = {
-  provide: Locks,
-  useFactory: () => Object.assign(new Locks(new Redis(url, { lazyConnect: true })), { onModuleDestroy() { return this.close(); } }),
-};
+class ManagedLocks extends Locks {
+  onApplicationShutdown() { return this.close(); }
+}
+const provider = { provide: Locks, useFactory: () => new ManagedLocks(new Redis(url, { lazyConnect: true })) };
 class App {}
 Module({ providers: [provider] })(App);
 

@@ -6,6 +6,8 @@ export class FakeLocks implements Pick<Locks, keyof Locks> {
   constructor();
   /** What was guarded. */
   readonly commands: (string | number | Buffer)[][];
+  /** Answers what is guarded; at first with null. */
+  reply: (...command: (string | number | Buffer)[]) => unknown;
   /** What is held. */
   readonly holds: Set<Hold>;
   lock(key: Name, options?: LockOptions): Promise<Hold>;

@@ -3,21 +3,27 @@
  * Locks without a server, for unit tests: `FakeLocks` instead of `Locks`.
  *
  * They are fair to nobody and keep nothing: a lock is taken or free, waits end at their time-out, and `lose` takes a hold
- * away, as a server does after a failure. `commands` has what was guarded.
+ * away, as a server does after a failure. `commands` has what was guarded, and `reply` answers it.
  */
-import { now, pause } from './clock.mjs';
+import { at, now, pause } from './clock.mjs';
 import { Closed, Fenced, NotHeld } from './errors.mjs';
 import { asyncDispose } from './hold.mjs';
 import { Takes } from './locks.mjs';
+import { Settings, shown } from './settings.mjs';
+import { Request } from './take.mjs';
 
 /** A lock that is held in this process. */
 export class FakeHold {
   #locks;
   #abort = new AbortController();
+  #lease;
+  #stopTimer;
   over = ''; // why it is held no more
 
-  constructor(locks, key, token, { shared = false, limit = 1, permits = 1 }) {
+  constructor(locks, key, token, { lease, maxHold }, { shared = false, limit = 1, permits = 1 }) {
     this.#locks = locks;
+    this.#lease = lease;
+    this.#stopTimer = at(now() + maxHold, () => this.lose('maxHold is over'));
     this.key = key;
     this.token = token;
     this.owner = `fake/${token}`;
@@ -29,14 +35,14 @@ export class FakeHold {
 
   get signal() { return this.#abort.signal; }
 
-  left() { return this.over ? 0 : 10_000; }
+  left() { return this.over ? 0 : this.#lease; }
 
   async check() { if (this.over) throw new Fenced(`FENCED '${this.key}' is not held under this token`); }
 
   async guard(...command) {
     await this.check();
     this.#locks.commands.push(command);
-    return null;
+    return this.#locks.reply(...command);
   }
 
   async release() { this.end('it was given back before'); }
@@ -51,6 +57,7 @@ export class FakeHold {
   end(reason) {
     if (this.over) throw new NotHeld(`NOTHELD '${this.key}' is not held: ${this.over}`);
     this.over = reason;
+    this.#stopTimer();
     this.#locks.holds.delete(this);
   }
 
@@ -64,26 +71,29 @@ export class FakeHold {
 export class FakeLocks extends Takes {
   holds = new Set();
   commands = [];
+  reply = () => null;
   reserved = new Map(); // by `releaseAfter`
+  #settings = new Settings({});
   #tokens = 0;
   #closed = false;
 
   constructor() { super((...how) => this.#take(...how)); }
 
   async #take(keys, options, wait) {
-    const end = now() + (options.wait ?? wait);
+    const request = new Request(this.#settings, keys, options); // which checks them
+    const end = now() + (request.wait ?? wait);
     for (;;) {
       if (this.#closed) throw new Closed('these locks are closed');
-      options.signal?.throwIfAborted();
-      if (keys.every((key) => this.#fits(key, options))) return keys.map((key) => this.#grant(key, options));
+      request.signal?.throwIfAborted();
+      if (keys.every((key) => this.#fits(key, options))) return keys.map((key) => this.#grant(key, request, options));
       if (now() >= end) return null;
       await pause(5);
     }
   }
 
-  #grant(key, options) {
+  #grant(key, request, options) {
     this.#tokens += 1;
-    const hold = new FakeHold(this, key, this.#tokens, options);
+    const hold = new FakeHold(this, key, this.#tokens, request, options);
     this.holds.add(hold);
     return hold;
   }
@@ -94,7 +104,10 @@ export class FakeLocks extends Takes {
   }
 
   /** Takes a hold away, as a server does after a failure. */
-  lose(hold, reason = 'forced') { hold.lose(reason); }
+  lose(hold, reason = 'forced') {
+    if (!(hold instanceof FakeHold)) throw new TypeError(`hold must be one of these locks, not ${shown(hold)}`);
+    hold.lose(reason);
+  }
 
   async close() {
     this.#closed = true;

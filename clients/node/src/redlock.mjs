@@ -133,7 +133,7 @@ export default class Redlock extends EventEmitter {
     const controller = new AbortController();
     const { signal } = controller;
     const lose = (error) => {
-      signal.error ??= error;
+      signal.error ??= error instanceof ExecutionError ? error : new ExecutionError(error.message, [], { cause: error });
       controller.abort(signal.error);
     };
     let [timer, extension] = [];

@@ -64,6 +64,15 @@ test('locks_without_a_server', async () => {
   await assert.rejects(locks.lock('x', { wait: 5 }), (error) => error instanceof esm.LockTimeout && error.taken);
   await hold.guard('SET', 'y', 1);
   assert.deepEqual(locks.commands, [['SET', 'y', 1]]);
+  assert.equal(await hold.guard('GET', 'y'), null);
+  locks.reply = (name, key) => `${name} ${key}`;
+  assert.equal(await hold.guard('GET', 'y'), 'GET y');
+  await assert.rejects(locks.lock(undefined), TypeError);
+  await assert.rejects(locks.lock('z', { retryCount: 3 }), /retryCount is no option/);
+  assert.throws(() => locks.lose(undefined), TypeError);
+  const bounded = await locks.lock('bounded', { lease: 7_000, maxHold: 20 });
+  assert.equal(bounded.left(), 7_000);
+  await once(bounded.signal, 'abort');
   locks.lose(hold);
   assert.deepEqual([hold.lost, hold.signal.aborted, hold.left()], [true, true, 0]);
   await assert.rejects(hold.guard('SET', 'y', 2), esm.Fenced);
