@@ -76,6 +76,12 @@ fn each_thing_that_happens_is_counted_under_its_name() {
     with(&["GUARD k 1 SET x 1"], &[("fenced_total", 1)]);
     with(&["ACQUIRE k b BLOCK 0"], &[("places_queued", 1)]);
     with(&["ACQUIRE k b BLOCK 10", "10"], &[("timeouts_total", 1)]);
+    // A wait in slices is one wait, until nobody has asked for the window of its ticket, or it is cancelled.
+    let slice = "FAIRACQUIRE k b BLOCK 10 CLAIM 50";
+    let waits = [("places_queued", 1), ("oldest_wait_ms", 20)];
+    with(&[slice, "10", slice, "10"], &waits);
+    with(&[slice, "10", slice, "70"], &[("timeouts_total", 1)]);
+    with(&[slice, "10", "CANCEL k b"], &[("timeouts_total", 1)]);
     with(
         &["ACQUIRE k b BLOCK 0", "RELEASE k a"],
         &[("grants_waited_total", 1), ("released_total", 1)],

@@ -146,10 +146,12 @@ impl Engine {
 
     fn time_out_one(&mut self, id: RequestId, now: Now) {
         // It may have been answered meanwhile.
-        if self.requests.get(id).is_none() {
+        let Some(request) = self.requests.get(id) else {
             return;
+        };
+        if !self.keeps_place(request) {
+            self.holds.counters.timeouts += 1;
         }
-        self.holds.counters.timeouts += 1;
         self.end_wait_later(id, now, Outcome::TimedOut);
     }
 

@@ -169,7 +169,9 @@ impl Engine {
     ) -> Option<Request> {
         let mut request = self.unregister(id, now)?;
         self.holds.timers.clear(&mut request.until);
-        self.log_wait(&request, how, now);
+        if !self.keeps_place(&request) {
+            self.log_wait(&request, how, now);
+        }
         let timed_out = how == Some(How::TimedOut);
         let parts = match &request.at {
             WaitsAt::Many(parts) => parts.to_vec(),
@@ -184,6 +186,15 @@ impl Engine {
             parts: parts.into_iter(),
         });
         Some(*request)
+    }
+
+    /// Returns true if the request's place is kept for its owner, who may ask again: then the wait has not ended.
+    pub(in crate::rules) fn keeps_place(&self, request: &Request) -> bool {
+        let WaitsAt::One(part) = &request.at else {
+            return false;
+        };
+        let place = self.queues.at(part.lock).place(part.place);
+        place.and_then(Place::claim).is_some_and(|claim| claim > 0)
     }
 
     /// Logs the end of a wait without a grant, if it is not ordinary. Its places are still there. A wait for many locks has one entry:
@@ -375,14 +386,15 @@ impl Engine {
                 let lapsed = window.until > SteadyMs(0);
                 let place = self.remove_from_queue(entry, lock, number);
                 if let Some(place) = place.filter(|_| lapsed) {
-                    self.log_lapse(lock, &place, now);
+                    self.end_absent(lock, &place, How::Lapsed, now);
                 }
             }
         }
     }
 
-    /// Logs that an absent ticket has lapsed.
-    fn log_lapse(&mut self, lock: LockId, place: &Place, now: Now) {
+    /// Counts and logs the end of a wait whose ticket was absent.
+    fn end_absent(&mut self, lock: LockId, place: &Place, how: How, now: Now) {
+        self.holds.counters.timeouts += 1;
         let queue = self.queues.at(lock);
         let subject = Subject {
             name: queue.name.clone(),
@@ -394,7 +406,7 @@ impl Engine {
             session: None,
         };
         let waiting = queue.others(&place.owner);
-        self.holds.log.add(now, subject, How::Lapsed, waiting);
+        self.holds.log.add(now, subject, how, waiting);
     }
 
     /// Takes a place out of its queue, its ticket out of the value, and its window out of the windows.
@@ -446,10 +458,14 @@ impl Engine {
         outcome: Outcome,
     ) {
         let place = self.queues.at(lock).place(number);
-        if let Some(id) = place.and_then(Place::request) {
+        let (id, how) = (place.and_then(Place::request), How::of_wait(&outcome));
+        if let Some(id) = id {
             self.end_wait(id, now, outcome, lock);
         }
         if let Some(place) = self.remove_from_queue(entry, lock, number) {
+            if let Some(how) = how.filter(|how| id.is_none() && *how == How::Cancelled) {
+                self.end_absent(lock, &place, how, now);
+            }
             let (name, waited) = (&self.queues.at(lock).name, place.waited_us(now));
             self.holds.counters.top.waited(name.as_ref(), waited);
         }
