@@ -14,7 +14,8 @@ import (
 )
 
 // FakeLocks are Locks without a server, for unit tests: give the program's code fake.Locks. They know the locks of one
-// process, and have a fair queue. Guarded commands are noted, and not run.
+// process, and have a fair queue. Guarded commands are noted, and not run: their reply is nil, or what ReplyWith
+// says.
 type FakeLocks struct {
 	*Locks
 	server *fakeServer
@@ -48,6 +49,13 @@ func (f *FakeLocks) Commands() [][]any {
 	return slices.Clone(f.server.commands)
 }
 
+// ReplyWith sets what answers the commands that are guarded from now on.
+func (f *FakeLocks) ReplyWith(reply func(command ...any) any) {
+	f.server.mu.Lock()
+	defer f.server.mu.Unlock()
+	f.server.reply = reply
+}
+
 // A fakeServer answers the commands of this package, with one session whose id is 1.
 type fakeServer struct {
 	redis.UniversalClient // nothing else of it is called
@@ -57,6 +65,7 @@ type fakeServer struct {
 	queue                 []fakeRequest
 	rows                  []any
 	commands              [][]any
+	reply                 func(command ...any) any
 }
 
 type fakeHold struct {
@@ -159,7 +168,10 @@ func (f *fakeServer) answer(words []any) (any, error) {
 			return nil, ServerError("FENCED the lock is not held under this token")
 		}
 		f.commands = append(f.commands, words[3:])
-		return nil, nil
+		if f.reply == nil {
+			return nil, nil
+		}
+		return f.reply(words[3:]...), nil
 	case "DLOCK.RELEASE", "DLOCK.RENEW":
 		if at < 0 {
 			return nil, ServerError("NOTHELD the owner does not hold this lock (under this token)")

@@ -21,9 +21,15 @@ func TestFakeLocks(t *testing.T) {
 		_, err = locks.TryLock(ctx, "stock", 50*time.Millisecond)
 		s.isError(err, ErrTimeout)
 		_, err = hold.Guard(ctx, "SET", "left", 41)
+		s.must(err)
+		_, err = hold.Guard(ctx, "SET", "left", struct{}{})
+		s.isError(err, ErrArgument)
+		fake.ReplyWith(func(command ...any) any { return command[1] })
+		left, err := hold.Guard(ctx, "GET", "left")
+		s.check(left == "left", "%v", left)
 		return err
 	}))
-	s.check(len(fake.Commands()) == 1 && slices.Equal(fake.Commands()[0], []any{"SET", "left", 41}), "%v", fake.Commands())
+	s.check(len(fake.Commands()) == 2 && slices.Equal(fake.Commands()[0], []any{"SET", "left", 41}), "%v", fake.Commands())
 
 	var order []int
 	first, err := locks.Lock(ctx, "stock")

@@ -4,8 +4,11 @@ package dlock
 
 import (
 	"context"
+	"encoding"
 	"errors"
 	"fmt"
+	"net"
+	"reflect"
 	"runtime"
 	"time"
 )
@@ -131,6 +134,11 @@ func (h *Hold) Guard(ctx context.Context, command ...any) (any, error) {
 	if len(command) == 0 {
 		return nil, badArgument("command", "must not be empty")
 	}
+	for _, word := range command {
+		if !isWord(reflect.ValueOf(word)) {
+			return nil, badArgument("command", fmt.Sprintf("must not have a %T, which go-redis cannot send", word))
+		}
+	}
 	if err := l.usable(ctx); err != nil {
 		return nil, err
 	}
@@ -142,6 +150,19 @@ func (h *Hold) Guard(ctx context.Context, command ...any) (any, error) {
 	}
 	runtime.KeepAlive(h)
 	return reply, err
+}
+
+// isWord reports whether go-redis can send this as a word of a command.
+func isWord(word reflect.Value) bool {
+	if !word.IsValid() || word.Kind() == reflect.Pointer && word.IsNil() {
+		return true // an empty word
+	}
+	switch word.Interface().(type) {
+	case string, []byte, int, int8, int16, int32, int64, uint, uint8, uint16, uint32, uint64, float32, float64, bool,
+		time.Duration, net.IP, encoding.BinaryMarshaler:
+		return true
+	}
+	return word.Kind() == reflect.Pointer && isWord(word.Elem())
 }
 
 // Release releases what was granted here, and nothing else; ErrNotHeld if it was lost. It ends the contexts of the Hold. It

@@ -7,7 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
+	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"dlock.example/dlock"
@@ -16,9 +17,9 @@ import (
 
 // NewLocker returns a locker by which one process runs each tick of a job. The jobs need the same name everywhere
 // (gocron.WithName), and ticks at the same time everywhere (CronJob, DailyJob and similar), no closer together than every.
-// The lock is of one tick, and lasts until the next one, by the server's clock and whether or not its process lives: a
-// process that is late finds that the tick was run. Clocks may differ by a quarter of every. A tick whose process dies in the
-// middle is not begun again.
+// The lock lasts for three quarters of every from the tick's start, by the server's clock and whether or not its process lives:
+// a process that is late by less finds that the tick was run. Clocks may differ by the last quarter. A tick whose process dies
+// in the middle is not begun again.
 //
 // With every 0 the lock is the job's, and is held while the job runs: then a job does not overlap itself, but a process that
 // is late runs a tick again.
@@ -39,26 +40,20 @@ type locker struct {
 
 // Lock is called at each tick. After an error this process does not run it.
 func (l *locker) Lock(ctx context.Context, job string) (gocron.Lock, error) {
-	key := "gocron:{" + job + "}"
-	if l.every == 0 {
-		hold, err := l.locks.TryLock(ctx, key, 0)
-		if err != nil {
-			return nil, err
-		}
-		return &lock{hold}, nil
-	}
-	tick := time.Now().Add(l.every / 4).Truncate(l.every)
-	hold, err := l.locks.TryLock(ctx, key+":"+strconv.FormatInt(tick.UnixMilli(), 10), 0)
+	hold, err := l.locks.TryLock(ctx, "gocron:{"+job+"}", 0)
 	if err != nil {
 		return nil, err
 	}
-	if err := hold.ReleaseAfter(ctx, max(time.Until(tick.Add(l.every)), l.every/4)); err != nil {
+	if l.every == 0 {
+		return &lock{hold}, nil
+	}
+	if err := hold.ReleaseAfter(ctx, l.every-l.every/4); err != nil {
 		return nil, err
 	}
 	return &lock{}, nil
 }
 
-// lock has no hold if the lock is of one tick: that ends by itself.
+// lock has no hold if the lock is left to its time: that ends by itself.
 type lock struct{ hold *dlock.Hold }
 
 func (l *lock) Unlock(ctx context.Context) error {
@@ -73,6 +68,7 @@ type Elector struct {
 	election *dlock.Election
 	stop     context.CancelFunc
 	stopped  chan struct{}
+	refused  atomic.Value // the text of the last refusal, or empty
 }
 
 var errNotLeader = errors.New("dlock: this process does not lead")
@@ -88,7 +84,8 @@ func NewElector(locks *dlock.Locks, key, name string, options ...dlock.Option) (
 		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	e := &Elector{election, stop, make(chan struct{})}
+	e := &Elector{election: election, stop: stop, stopped: make(chan struct{})}
+	e.refused.Store("")
 	go e.campaign(ctx)
 	return e, nil
 }
@@ -98,6 +95,7 @@ func (e *Elector) campaign(ctx context.Context) {
 	for ctx.Err() == nil {
 		hold, err := e.election.Campaign(ctx)
 		if err == nil {
+			e.refused.Store("")
 			select {
 			case <-hold.Done():
 			case <-ctx.Done():
@@ -107,6 +105,9 @@ func (e *Elector) campaign(ctx context.Context) {
 		if errors.Is(err, dlock.ErrClosed) {
 			return
 		}
+		if ctx.Err() == nil && e.refused.Swap(err.Error()) != err.Error() {
+			slog.Warn("this process cannot lead", "error", err)
+		}
 		select { // refused: it may be permitted later
 		case <-time.After(time.Second):
 		case <-ctx.Done():
@@ -114,10 +115,14 @@ func (e *Elector) campaign(ctx context.Context) {
 	}
 }
 
-// IsLeader returns an error if this process does not lead: then it does not run the tick.
+// IsLeader returns an error if this process does not lead: then it does not run the tick. If the server refuses its campaign,
+// the error says why.
 func (e *Elector) IsLeader(context.Context) error {
 	if e.election.IsLeader() {
 		return nil
+	}
+	if why := e.refused.Load(); why != "" {
+		return fmt.Errorf("%w: %s", errNotLeader, why)
 	}
 	return errNotLeader
 }

@@ -8,7 +8,7 @@ namespace Dlock;
 
 /**
  * Locks without a server, for unit tests. They know the locks of one process. Guarded commands are noted, and not run: their
- * reply is null. A wait for a lock that is held lasts until its lease ends, or is in vain.
+ * reply is null, or what replyWith() says. A wait for a lock that is held lasts until its lease ends, or is in vain.
  */
 final class FakeLocks extends Locks
 {
@@ -26,6 +26,12 @@ final class FakeLocks extends Locks
     {
         $this->server->lose($key);
         $this->keep(true);
+    }
+
+    /** Sets what answers the commands that are guarded from now on: it gets their words. */
+    public function replyWith(callable $reply): void
+    {
+        $this->server->reply = $reply(...);
     }
 
     /**

@@ -16,6 +16,8 @@ final class FakeServer implements Link
 {
     /** @var list<list<string>> */
     public array $commands = [];
+    /** Answers a guarded command, by its words. */
+    public ?\Closure $reply = null;
     private int $token = 0;
     /** @var array<string, array<string, array{token: int, limit: float, permits: int, end: float}>> by key and owner */
     private array $holds = [];
@@ -65,9 +67,9 @@ final class FakeServer implements Link
                 if (!in_array($words[2], array_column($this->holds[$key], 'token'), true)) {
                     throw ErrorReply::of("FENCED $key");
                 }
-                $this->commands[] = array_map(strval(...), array_slice($words, 3));
+                $this->commands[] = $command = array_map(strval(...), array_slice($words, 3));
 
-                return null;
+                return $this->reply === null ? null : ($this->reply)(...$command);
         }
         throw ErrorReply::of("ERR unknown command '$name'");
     }

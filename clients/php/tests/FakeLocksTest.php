@@ -98,11 +98,13 @@ final class FakeLocksTest extends TestCase
         $hold = $locks->lock('stock', onLost: static function () use (&$told): void {
             $told[] = 'lost';
         });
-        $hold->guard('SET', 'stock:left', 41);
+        self::assertNull($hold->guard('SET', 'stock:left', 41));
+        $locks->replyWith(static fn (string ...$command): int => count($command));
+        self::assertSame(2, $hold->guard('GET', 'stock:left'));
         $locks->lose('stock');
         self::assertSame(['lost'], $told);
         self::assertTrue($hold->lost());
-        self::assertSame([['SET', 'stock:left', '41']], $locks->commands());
+        self::assertSame([['SET', 'stock:left', '41'], ['GET', 'stock:left']], $locks->commands());
         $this->expectException(Fenced::class);
         $hold->guard('SET', 'stock:left', 40);
     }

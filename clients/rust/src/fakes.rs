@@ -15,7 +15,7 @@ use crate::settings::{now, Settings, NEVER};
 use crate::state::{Client, HoldId};
 
 /// Locks without a server, for unit tests: give the program's code [`locks`](FakeLocks::locks). They are those of one process, and
-/// have a fair queue. Guarded commands are noted, and not run.
+/// have a fair queue. Guarded commands are noted, and not run: their reply is OK, or what [`reply_with`](FakeLocks::reply_with) says.
 #[derive(Clone)]
 pub struct FakeLocks {
     locks: Locks,
@@ -61,7 +61,15 @@ impl FakeLocks {
     pub fn commands(&self) -> Vec<Vec<Vec<u8>>> {
         self.server.lock().commands.clone()
     }
+
+    /// Sets what answers the commands that are guarded from now on.
+    pub fn reply_with(&self, reply: impl Fn(&[Vec<u8>]) -> Value + Send + 'static) {
+        self.server.lock().reply = Some(Box::new(reply));
+    }
 }
+
+/// Answers a guarded command, by its words.
+type Reply = Box<dyn Fn(&[Vec<u8>]) -> Value + Send>;
 
 /// Answers the commands of this crate, with one session whose id is 1.
 #[derive(Clone, Default)]
@@ -74,6 +82,7 @@ struct Fake {
     queue: Vec<FakeRequest>,
     rows: Vec<Value>,
     commands: Vec<Vec<Vec<u8>>>,
+    reply: Option<Reply>,
 }
 
 struct FakeHold {
@@ -176,8 +185,10 @@ impl Fake {
             }),
             "DLOCK.GUARD" => {
                 at.ok_or_else(|| Error::Fenced("FENCED the lock is not held under this token".into()))?;
-                self.commands.push(words.0[3..].to_vec());
-                Value::Okay
+                let command = words.0[3..].to_vec();
+                let reply = self.reply.as_ref().map_or(Value::Okay, |reply| reply(&command));
+                self.commands.push(command);
+                reply
             }
             "DLOCK.RELEASE" => {
                 self.holds.remove(at.ok_or_else(unheld)?);

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dlock_redis::{release_all, Election, Error, FakeLocks};
-use redis::cmd;
+use redis::{cmd, Value};
 
 #[tokio::test]
 async fn a_lock_is_taken_and_given_back() {
@@ -15,6 +15,9 @@ async fn a_lock_is_taken_and_given_back() {
     assert!(matches!(timed, Err(Error::Timeout { cause: None, .. })), "{timed:?}");
     hold.guard(cmd("SET").arg("left").arg(41)).await.expect("it is held");
     assert_eq!(fake.commands(), [["SET", "left", "41"].map(|word| word.as_bytes().to_vec())]);
+    fake.reply_with(|words| Value::BulkString(words[1].clone()));
+    let left = hold.guard(cmd("GET").arg("left")).await.expect("it is held");
+    assert_eq!(left, Value::BulkString(b"left".to_vec()));
     hold.release().await.expect("it was held");
     assert!(!fake.locks().is_held("stock").await.expect("an answer"));
 }

@@ -2,7 +2,7 @@
 """Locks without a server, for unit tests: `FakeLocks` instead of `Locks`.
 
 They are fair to nobody and keep nothing: a lock is taken or free, waits end at their time-out, and `lose` takes a hold
-away, as a server does after a failure. `commands` has what was guarded."""
+away, as a server does after a failure. `commands` has what was guarded, and `reply` answers it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ class FakeHold:
     def left(self) -> float:
         return 0.0 if self.lost.is_set() else 10.0
 
-    def guard(self, *command: Any) -> None:
+    def guard(self, *command: Any) -> Any:
         if self not in self.locks.holds:
             raise Fenced(f"FENCED {self.key!r} is not held under this token")
         self.locks.commands.append(command)
+        return self.locks.reply(*command)
 
     def release(self) -> None:
         if self not in self.locks.holds:
@@ -60,6 +61,7 @@ class FakeLocks:
     def __init__(self) -> None:
         self.holds: list[FakeHold] = []
         self.commands: list[tuple[Any, ...]] = []
+        self.reply: Callable[..., Any] = lambda *command: None
         self.reserved: dict[Any, float] = {}  # by `release_after`
         self.tokens = itertools.count(1)
         self._guard = threading.Lock()

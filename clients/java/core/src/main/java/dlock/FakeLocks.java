@@ -11,12 +11,13 @@ import java.util.Collections;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
+import java.util.function.Function;
 import java.util.function.Predicate;
 import java.util.stream.Stream;
 
 /**
  * Locks without a server, for unit tests: give the program {@link #locks}. They know the locks of one process, and have a fair queue.
- * Guarded commands are noted, and not run.
+ * Guarded commands are noted, and not run: their reply is null, unless {@link #replyWith} says more.
  */
 public final class FakeLocks implements AutoCloseable {
     private final Server server = new Server();
@@ -51,6 +52,13 @@ public final class FakeLocks implements AutoCloseable {
         }
     }
 
+    /** Sets what answers the commands that are guarded from now on: with a Long, byte[], List or null. */
+    public void replyWith(Function<List<String>, Object> reply) {
+        synchronized (server) {
+            server.reply = reply;
+        }
+    }
+
     @Override
     public void close() {
         locks.close();
@@ -77,6 +85,7 @@ public final class FakeLocks implements AutoCloseable {
         private final List<Place> queue = new ArrayList<>();
         private final List<List<Object>> rows = new ArrayList<>();
         private final List<List<String>> commands = new ArrayList<>();
+        private Function<List<String>, Object> reply = command -> null;
         private long token;
 
         @Override
@@ -139,8 +148,9 @@ public final class FakeLocks implements AutoCloseable {
                     if (hold == null) {
                         throw new Refusal("FENCED the lock is not held under this token");
                     }
-                    commands.add(words.subList(3, words.size()));
-                    return null;
+                    List<String> command = words.subList(3, words.size());
+                    commands.add(command);
+                    return reply.apply(command);
                 case "DLOCK.RELEASE", "DLOCK.RENEW", "DLOCK.DOWNGRADE":
                     if (hold == null) {
                         throw new Refusal("NOTHELD the owner does not hold this lock (under this token)");

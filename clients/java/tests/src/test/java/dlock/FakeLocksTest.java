@@ -28,6 +28,10 @@ class FakeLocksTest {
                 hold.guard("SET", "left", 41);
             }
             assertEquals(List.of(List.of("SET", "left", "41")), fake.commands());
+            fake.replyWith(command -> (long) command.size());
+            try (Hold hold = locks.ask("stock").hold()) {
+                assertEquals(2L, hold.guard("GET", "left"));
+            }
 
             Hold first = locks.ask("stock").hold();
             List<Integer> order = new ArrayList<>();
