@@ -25,7 +25,7 @@ TAG = "{" + os.environ["DLOCK_TAG"] + "}"
 KEPT = [f"{TAG}kept:python-{KIND}:{number}" for number in range(10)]
 TURNS = [f"{TAG}turn:{number}" for number in range(3)]
 OWN = [f"{TAG}own:python-{KIND}"]
-# Of each worker: its locks, the shortest and the longest work, and the pause after it, in seconds.
+# For each worker: its locks, the shortest and the longest work, and the pause after it, in seconds.
 WORKERS = [(TURNS, 0.005, 0.015, 0), (TURNS, 0.005, 0.015, 0), (OWN, 0.005, 0.005, 0.02)]
 SETTINGS = {"lease": int(os.environ["DLOCK_LEASE_MS"]) / 1000, "hang_timeout": 20.0}
 AFTER_AN_ERROR, TO_END = 0.1, 2.0  # seconds

@@ -150,7 +150,7 @@ fn play(
     let (began, promoted) = scene.inflict(fault);
     sleep(AFTER);
     for one in &playing {
-        // Whoever gets none by then has no first grant in the table.
+        // A program that gets none by then has no first grant in the table.
         until(PATIENCE, || one.has_turned_since(promoted));
     }
     if fault == Fault::Stop {

@@ -95,7 +95,7 @@ pub struct Playing {
 }
 
 impl Playing {
-    /// Starts a program. What it prints beside its report goes to a log.
+    /// Starts a program. Its error output goes to a log.
     pub fn start(
         program: &'static Program,
         scene: &Scene,

@@ -45,7 +45,7 @@ impl fmt::Display for Mode {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     Kill,
-    /// It stands still with its connections open, and comes back when another is the primary.
+    /// It stalls with its connections open, and comes back when another is the primary.
     Stop,
     Planned,
 }

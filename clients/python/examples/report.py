@@ -13,7 +13,7 @@ def main(address: str, report: str) -> None:
         hold = locks.try_lock(report)
         if hold:  # else another process makes the report, or it is made
             print("made")
-            hold.release_after(3600)  # nobody gets the lock for an hour, whether or not this process lives
+            hold.release_after(60)  # nobody gets the lock for a minute more, whether or not this process lives
 
 
 if __name__ == "__main__":
