@@ -42,19 +42,22 @@ final class Connect
      */
     public static function url(#[\SensitiveParameter] string $url, array $tls = []): self
     {
+        if (preg_match('#^unix:(?://)?(/.+)$#Ds', $url, $socket)) { // parse_url refuses a URL with three slashes
+            return self::server($socket[1], 0);
+        }
         $parts = parse_url($url) ?: [];
         $scheme = $parts['scheme'] ?? '';
-        if ($scheme === 'unix' && isset($parts['path'])) {
-            return self::server($parts['path'], 0);
-        }
         if (!isset($parts['host']) || !in_array($scheme, ['redis', 'rediss'], true)) {
             throw new \InvalidArgumentException('url must be redis://host, rediss://host or unix:///path');
         }
         $auth = array_map(rawurldecode(...), array_filter([$parts['user'] ?? '', $parts['pass'] ?? ''], strlen(...)));
         $host = ($scheme === 'rediss' ? 'tls://' : '') . trim($parts['host'], '[]');
-        $database = (int) ltrim($parts['path'] ?? '', '/');
+        $database = substr($parts['path'] ?? '', 1);
+        if ($database !== '' && !ctype_digit($database)) {
+            throw new \InvalidArgumentException("the database in the url must be a number, not $database");
+        }
 
-        return self::server($host, $parts['port'] ?? 6379, array_values($auth), $database, $tls);
+        return self::server($host, $parts['port'] ?? 6379, array_values($auth), (int) $database, $tls);
     }
 
     /**
@@ -68,7 +71,9 @@ final class Connect
         int $database = 0,
         array $tls = [],
     ): self {
-        return new self("$host:$port", static function (float $within) use ($host, $port, $auth, $database, $tls): Link {
+        $name = $port === 0 ? $host : "$host:$port"; // a socket has no port
+
+        return new self($name, static function (float $within) use ($host, $port, $auth, $database, $tls): Link {
             $until = Clock::now() + $within;
             $link = extension_loaded('redis')
                 ? PhpRedisLink::to($host, $port, $tls, $within)

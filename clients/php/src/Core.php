@@ -132,7 +132,8 @@ final class Core
                 $sent = Clock::now();
                 $slice = $timeout === 0.0 ? null : $this->slice($request, $end - $sent);
                 try {
-                    $reply = $this->servers->ask($request->key, $request->take($slice), $this->bound($sent + ($slice ?? 0.0), $end));
+                    $bound = $this->bound($sent + ($slice ?? 0.0), $end);
+                    $reply = $this->servers->ask($request->key, $request->take($slice), $bound, before: $failure);
                     if ($reply) {
                         return $failure === null
                             ? [$reply[0], $sent, $request->lease]

@@ -8,7 +8,8 @@ namespace Dlock;
 
 /**
  * Locks without a server, for unit tests. They know the locks of one process. Guarded commands are noted, and not run: their
- * reply is null, or what replyWith() says. A wait for a lock that is held lasts until its lease ends, or is in vain.
+ * reply is null, or what replyWith() says. A hold is renewed as a server renews it, for `hangTimeout`
+ * after the last heartbeat. A wait for a lock that is held lasts until the hold ends, or is in vain.
  */
 final class FakeLocks extends Locks
 {

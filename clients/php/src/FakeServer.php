@@ -43,7 +43,7 @@ final class FakeServer implements Link
 
                 return $reply;
             case 'DLOCK.RENEW':
-                $this->holds[$key][$owner]['end'] = Clock::now() + $words[3] / 1000;
+                $this->holds[$key][$owner]['end'] = $this->end($words);
 
                 return $words[3];
             case 'DLOCK.RELEASE':
@@ -82,7 +82,7 @@ final class FakeServer implements Link
     private function acquire(string $key, string $owner, array $words): ?array
     {
         $asked = ['limit' => in_array('SHARED', $words, true) ? INF : $this->number($words, 'LIMIT', 1)];
-        $asked += ['permits' => $this->number($words, 'PERMITS', 1), 'end' => Clock::now() + $words[3] / 1000];
+        $asked += ['permits' => $this->number($words, 'PERMITS', 1), 'end' => $this->end($words)];
         $others = array_diff_key($this->holds[$key], [$owner => true]);
         $all = [...array_values($others), $asked];
         if (array_sum(array_column($all, 'permits')) > min(array_column($all, 'limit'))) {
@@ -91,6 +91,16 @@ final class FakeServer implements Link
         $this->holds[$key][$owner] = $asked + ['token' => $this->holds[$key][$owner]['token'] ?? ++$this->token];
 
         return [$this->holds[$key][$owner]['token'], 1];
+    }
+
+    /**
+     * Returns when a hold ends: with AUTO it is renewed for so long, and its lease runs on from there.
+     *
+     * @param list<int|string> $words
+     */
+    private function end(array $words): float
+    {
+        return Clock::now() + ($words[3] + $this->number($words, 'AUTO', 0)) / 1000;
     }
 
     /** @param list<int|string> $words */

@@ -57,9 +57,10 @@ final class Servers
      * Returns the reply of the server that serves the key, or throws its refusal.
      *
      * @param list<int|string> $words
-     * @param bool             $once the command must not be sent twice
+     * @param bool             $once   the command must not be sent twice
+     * @param ?DlockException  $before why the last attempt has failed
      */
-    public function ask(string $key, array $words, float $until, bool $once = false): mixed
+    public function ask(string $key, array $words, float $until, bool $once = false, ?DlockException $before = null): mixed
     {
         $this->check();
         if ($this->isBusy) {
@@ -69,9 +70,9 @@ final class Servers
         for ($hops = 1, $asks = false;; ++$hops) {
             try {
                 if ($asks) {
-                    $this->send($address, ['ASKING'], $until, $once);
+                    $this->send($address, ['ASKING'], $until, $once, $before);
                 }
-                $reply = $this->send($address, $words, $until, $once);
+                $reply = $this->send($address, $words, $until, $once, $before);
                 if (!$asks) {
                     $this->remember($key, $address); // or another seed would be asked when one fails
                 }
@@ -83,6 +84,7 @@ final class Servers
                 if (!$isRedirected || $hops === self::HOPS) {
                     throw $error;
                 }
+                $before ??= $error;
                 $asks = $error->word() === 'ASK';
                 $address = self::redirected($error->getMessage(), $address);
                 if (!$asks) {
@@ -102,9 +104,10 @@ final class Servers
     {
         $until = Clock::now() + $this->replyTimeout;
         $heard = true;
+        $error = null;
         while (true) {
             try {
-                return $this->ask($key, $words, $until, $ends);
+                return $this->ask($key, $words, $until, $ends, $error);
             } catch (Unanswered | Refused $error) {
                 if ($error instanceof NotHeld && $ends && !$heard) {
                     return null;
@@ -123,10 +126,11 @@ final class Servers
      *
      * @param list<int|string> $words
      */
-    private function send(string $address, array $words, float $until, bool $once): mixed
+    private function send(string $address, array $words, float $until, bool $once, ?DlockException $before): mixed
     {
         if (Clock::now() >= $until) {
-            throw new Unanswered('no time is left to ask');
+            $why = $before === null ? '' : ": {$before->getMessage()}";
+            throw new Unanswered("no time is left to ask$why", 0, $before);
         }
         $left = fn (): float => max(min(self::GRACE, $this->replyTimeout), $until - Clock::now());
         if (isset($this->links[$address]) && (!$this->links[$address]->isOpen() || $this->isFormer())) {
@@ -149,7 +153,7 @@ final class Servers
                 throw $error;
             }
 
-            return $this->send($address, $words, $until, true);
+            return $this->send($address, $words, $until, true, $error);
         } finally {
             $this->isBusy = false;
         }

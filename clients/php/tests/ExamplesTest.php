@@ -50,7 +50,7 @@ final class ExamplesTest extends TestCase
         // The document's.
         $locks = new Locks(function (float $within) use ($host, $port): Redis {
             $redis = new Redis();
-            $redis->connect($host, $port, $within); // then auth() and select() as you need
+            $redis->connect($host, $port, $within, null, 0, $within); // then auth() and select() as you need
 
             return $redis;
         });

@@ -91,6 +91,24 @@ final class FakeLocksTest extends TestCase
         self::assertNotNull($locks->tryLock($key), 'and given back');
     }
 
+    /** @dataProvider both */
+    public function testItIsRenewedWithoutACall(callable $make): void
+    {
+        [$locks, $key] = [$make(), (new Server())->key];
+        $hold = $locks->lock($key, lease: 2);
+        sleep(3);
+        self::assertNull($locks->tryLock($key));
+        self::assertFalse($hold->lost(), $hold->reason());
+        $hold->release();
+    }
+
+    public function testAFakeIsNotRenewedForLongerThanAServerDoes(): void
+    {
+        $hold = (new FakeLocks(lease: 0.2, hangTimeout: 0.3))->lock('stock');
+        usleep(600_000);
+        self::assertTrue($hold->lost(), 'its heartbeat was missing');
+    }
+
     public function testWhatIsGuardedAndLost(): void
     {
         $told = [];

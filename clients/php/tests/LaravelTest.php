@@ -4,10 +4,14 @@ declare(strict_types=1);
 
 namespace Dlock\Tests;
 
+use Dlock\Connect;
+use Dlock\Exception\LockTimeout;
 use Dlock\Exception\Unanswered;
+use Dlock\FakeLocks;
 use Dlock\Laravel\DlockLock;
 use Dlock\Laravel\DlockServiceProvider;
 use Dlock\Laravel\DlockStore;
+use Dlock\Locks;
 use Illuminate\Cache\CacheManager;
 use Illuminate\Cache\Repository;
 use Illuminate\Config\Repository as Config;
@@ -36,10 +40,11 @@ final class LaravelTest extends TestCase
         $this->with('phpredis');
     }
 
-    private function with(string $library): Repository
+    /** @param array<string, mixed> $more settings of Redis */
+    private function with(string $library, ?string $address = null, array $more = []): Repository
     {
         $this->server = new Server();
-        [$host, $port] = explode(':', Stage::addresses('DLOCK_SINGLE')[0]);
+        [$host, $port] = explode(':', $address ?? Stage::addresses('DLOCK_SINGLE')[0]);
         $connection = ['host' => $host, 'port' => (int) $port, 'database' => 0];
         $application = new class () extends Container {
             public function runningInConsole(): bool
@@ -48,6 +53,7 @@ final class LaravelTest extends TestCase
             }
         };
         $redis = ['client' => $library, 'options' => ['prefix' => 'application:'], 'default' => $connection];
+        $redis = array_replace_recursive($redis, $more);
         $application->instance('config', new Config(['database' => ['redis' => $redis], 'cache' => [
             'default' => 'locks',
             'prefix' => 'cache',
@@ -187,6 +193,97 @@ final class LaravelTest extends TestCase
         // Sooner than its claim of five seconds would end.
         Stage::until(fn () => $this->server->queue($this->key()) === [], 'its place is left', 3.0);
         $lock->release();
+    }
+
+    /**
+     * The connection's own time-outs, which may be longer, are for other commands.
+     *
+     * @dataProvider libraries
+     */
+    public function testAHungServerEndsAWaitInTime(string $library): void
+    {
+        $path = Stage::control('path ' . Stage::addresses('DLOCK_SINGLE')[0]);
+        Stage::control("silence $path");
+        $long = ['timeout' => 60.0, 'read_timeout' => 60.0, 'read_write_timeout' => 60.0];
+        $cache = $this->with($library, $path, ['options' => $long, 'default' => $long]);
+        $began = microtime(true);
+        try {
+            $cache->lock($this->server->key, 10)->block(2);
+            self::fail('nobody answers');
+        } catch (LockTimeout) {
+            self::assertLessThan(6 + Stage::late(), microtime(true) - $began);
+        }
+    }
+
+    /**
+     * Nothing else may connect for the first lock, with other errors.
+     *
+     * @dataProvider libraries
+     */
+    public function testTheFirstLockOutlastsARefusedConnection(string $library): void
+    {
+        $path = Stage::control('path ' . Stage::addresses('DLOCK_SINGLE')[0]);
+        Stage::control("close $path");
+        $lock = $this->with($library, $path)->lock($this->server->key, 10);
+        try {
+            $lock->get();
+            self::fail('nobody is there');
+        } catch (Unanswered) {
+            // A try waits for nobody.
+        }
+        $began = microtime(true);
+        try {
+            $lock->block(1);
+            self::fail('nobody is there');
+        } catch (LockTimeout $error) {
+            self::assertInstanceOf(Unanswered::class, $error->getPrevious());
+            self::assertGreaterThan(0.99, microtime(true) - $began);
+        }
+    }
+
+    /**
+     * Which of several prefixes counts depends on Laravel's version.
+     *
+     * @dataProvider libraries
+     */
+    public function testThePrefixIsLaravels(string $library): void
+    {
+        $cache = $this->with($library, null, ['default' => ['prefix' => 'own:']]);
+        $cache->put($this->server->key, 41, 10);
+        $lock = $cache->lock("{$this->server->key}:lock", 10);
+        self::assertTrue($lock->get());
+        $keys = $this->server->ask('KEYS', "*{$this->server->key}*");
+        sort($keys);
+        self::assertSame([$keys[0], "$keys[0]:lock"], $keys);
+        self::assertTrue($lock->release());
+    }
+
+    public function testWithoutAServer(): void
+    {
+        $path = Stage::control('path ' . Stage::addresses('DLOCK_SINGLE')[0]);
+        Stage::control("close $path");
+        $cache = $this->with('phpredis', $path);
+        $cache->useLocks(new FakeLocks());
+        $lock = $cache->lock('stock', 10);
+        self::assertTrue($lock->get());
+        self::assertFalse($cache->lock('stock', 10)->get());
+        self::assertTrue($lock->release());
+    }
+
+    public function testANegativeTimeIsOneTry(): void
+    {
+        $asked = [];
+        $locks = new Locks(Connect::fake(new Scripted(static function (array $words) use (&$asked): mixed {
+            $asked[] = $words[0];
+
+            return null;
+        })));
+        try {
+            (new DlockLock($locks, $this->server->key, 5))->block(-1);
+            self::fail('it is taken');
+        } catch (LockTimeoutException) {
+            self::assertSame(['DLOCK.ACQUIRE'], array_unique($asked));
+        }
     }
 
     public function testItExpires(): void

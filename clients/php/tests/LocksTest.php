@@ -424,6 +424,7 @@ final class LocksTest extends TestCase
             'closure' => ['client', static fn () => (new Locks(static fn () => 5))->lock('x')],
             'seeds' => ['seeds', static fn () => Locks::cluster(['localhost'])],
             'url' => ['url', static fn () => \Dlock\Connect::url('localhost:6379')],
+            'database' => ['not abc', static fn () => \Dlock\Connect::url('redis://localhost:6379/abc')],
             'lease' => ['lease', static fn () => Kinds::locks(lease: 0.0)],
             'a lease without belief' => ['clockMargin', static fn () => Kinds::locks()->lock('x', lease: 0.1)],
             'replyTimeout' => ['replyTimeout', static fn () => Kinds::locks(replyTimeout: NAN)],

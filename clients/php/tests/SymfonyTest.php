@@ -4,6 +4,7 @@ declare(strict_types=1);
 
 namespace Dlock\Tests;
 
+use Dlock\FakeLocks;
 use Dlock\Locks;
 use Dlock\Symfony\DlockStore;
 use PHPUnit\Framework\TestCase;
@@ -48,6 +49,16 @@ final class SymfonyTest extends TestCase
             'cluster' => ['cluster', 'phpredis', false],
             'watchdog' => ['single', 'phpredis', true],
         ];
+    }
+
+    public function testWithoutAServer(): void
+    {
+        $factory = new LockFactory(new DlockStore(new FakeLocks()));
+        $lock = $factory->createLock('stock');
+        self::assertTrue($lock->acquire(true));
+        self::assertFalse($factory->createLock('stock')->acquire());
+        $lock->release();
+        self::assertFalse($lock->isAcquired());
     }
 
     /** @dataProvider stores */

@@ -383,6 +383,60 @@ final class TroubleTest extends TestCase
         self::assertSame('DLOCK.RELEASE', end($said));
     }
 
+    /** The time may end in the pause before another attempt: the error says why that was needed. */
+    public function testTheLastFailureIsTold(): void
+    {
+        $isSilent = false;
+        $locks = new Locks(Connect::fake(new Scripted(static function () use (&$isSilent): mixed {
+            return $isSilent ? new Unanswered('silence') : [1, 1];
+        })), replyTimeout: 0.02); // shorter than a pause
+        $hold = $locks->lock($this->key);
+        $isSilent = true;
+        try {
+            $hold->release();
+            self::fail('nobody answers');
+        } catch (Unanswered $error) {
+            self::assertStringContainsString('silence', $error->getMessage());
+            self::assertSame('silence', ($error->getPrevious() ?? $error)->getMessage());
+        }
+    }
+
+    /** @return array<string, array{string}> */
+    public static function slashes(): array
+    {
+        return ['unix://' => ['unix://'], 'unix:' => ['unix:']];
+    }
+
+    /** @dataProvider slashes */
+    public function testASocketOfTheFileSystem(string $scheme): void
+    {
+        $path = sys_get_temp_dir() . '/dlock-' . bin2hex(random_bytes(6));
+        $server = stream_socket_server("unix://$path");
+        $child = pcntl_fork();
+        if ($child === 0) {
+            $client = stream_socket_accept($server);
+            while ((string) fread($client, 1000) !== '') {
+                fwrite($client, "*2\r\n:7\r\n:1\r\n");
+            }
+            posix_kill((int) getmypid(), SIGKILL); // or it would also run the other tests
+        }
+        try {
+            $locks = new Locks(Connect::url("$scheme$path"));
+            self::assertSame(7, $locks->lock($this->key)->token);
+            $locks->close();
+            pcntl_waitpid($child, $status);
+        } finally {
+            posix_kill($child, SIGKILL);
+            unlink($path);
+        }
+        try {
+            (new Locks(Connect::url("$scheme$path")))->tryLock($this->key);
+            self::fail('nobody is there');
+        } catch (Unanswered $error) {
+            self::assertStringContainsString("$path: ", $error->getMessage());
+        }
+    }
+
     /** Each C library has words of its own for it. */
     public function testAnUnknownHostEndsAWait(): void
     {

@@ -44,14 +44,14 @@ class DlockLock extends Lock
     }
 
     /**
-     * @param int           $seconds
+     * @param int           $seconds  0 or less: one try
      * @param callable|null $callback
      *
      * @return mixed
      */
     public function block($seconds, $callback = null)
     {
-        if (!$this->take((float) $seconds)) {
+        if (!$this->take(max(0.0, (float) $seconds))) {
             throw new LockTimeoutException();
         }
         if (!is_callable($callback)) {

@@ -18,6 +18,8 @@ class DlockStore extends RedisStore
     private ?Locks $locks = null;
     /** @var ?\Closure(string, float): object connects by the settings of that name, within that many seconds */
     private ?\Closure $connect = null;
+    /** @var ?\Closure(string): string returns the prefix in the settings of that name */
+    private ?\Closure $prefixOf = null;
     /** Where the locks are made as the application's connection is: its name, and the prefix of its keys. */
     private ?string $like = null;
     private string $connectionPrefix = '';
@@ -31,9 +33,9 @@ class DlockStore extends RedisStore
     }
 
     /** @internal for the provider */
-    public function connectBy(\Closure $connect): static
+    public function connectBy(\Closure $connect, \Closure $prefixOf): static
     {
-        $this->connect = $connect;
+        [$this->connect, $this->prefixOf] = [$connect, $prefixOf];
 
         return $this;
     }
@@ -60,11 +62,7 @@ class DlockStore extends RedisStore
             return $this->locks;
         }
         $connect = $this->connect ?? throw new \InvalidArgumentException('the store has no locks: useLocks(…)');
-        $client = $this->lockConnection()->client();
-        $this->connectionPrefix = $client instanceof \Redis
-            ? $client->_prefix('')
-            : (string) $client->getOptions()->prefix?->getPrefix();
-        $this->like = $name;
+        [$this->connectionPrefix, $this->like] = [($this->prefixOf)($name), $name];
 
         return $this->locks = new Locks(static fn (float $within): object => $connect($name, $within));
     }
