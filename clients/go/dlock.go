@@ -57,6 +57,9 @@ func (s *Settings) setDefaults() error {
 	if min(s.Lease, s.HangTimeout, s.ReplyTimeout, s.ClockMargin) < time.Millisecond {
 		return badArgument("settings", "must have times of at least a millisecond")
 	}
+	if s.ClockMargin >= s.Lease {
+		return badArgument("settings", "must have a ClockMargin that is shorter than the Lease")
+	}
 	return nil
 }
 

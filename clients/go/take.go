@@ -113,6 +113,9 @@ func (l *Locks) newRequest(keys []string, options []Option) (*request, error) {
 	for _, option := range options {
 		option(r)
 	}
+	if r.err == nil && r.lease <= l.settings.ClockMargin {
+		r.err = badArgument("lease", "must be longer than Settings.ClockMargin")
+	}
 	if r.err != nil || r.permits == 0 {
 		return r, r.err
 	}

@@ -211,13 +211,37 @@ def test_an_owner_begins_with_host_and_process_and_is_never_used_again(server, l
 @alone
 @pytest.mark.parametrize("call", ["lock", "acquire", "try_lock"])
 def test_old_names_of_options(server, call):
-    with dlock.Locks(client("single")) as locks, pytest.warns(DeprecationWarning) as told:
+    with dlock.Locks(client("single")) as locks, pytest.warns(FutureWarning) as told:
         taken = getattr(locks, call)(server.key, timeout=PATIENCE, owner="me")
         with taken as hold:
             assert "/me#" in hold.owner
-    told = [one for one in told if one.category is DeprecationWarning]
+    told = [one for one in told if one.category is FutureWarning]
     assert {str(one.message).split()[0] for one in told} == {"timeout", "owner"}
     assert {one.filename for one in told} == {__file__}  # who uses the old name is shown
+
+
+@pytest.mark.parametrize("call", ["lock", "acquire", "try_lock"])
+def test_options_that_are_refused(call):
+    ask = getattr(dlock.Locks(redis.Redis()), call)
+    for wait in (0.0, 5) if call != "try_lock" else (None, 5):
+        with pytest.raises(TypeError, match="old name of blocking_timeout; redis-py's timeout is lease"):
+            ask("k", blocking_timeout=wait, timeout=10)
+    for options, text in (
+        ({"blocking": False}, "^blocking is no option of a lock: use try_lock$"),
+        ({"shard": True}, "^shard is no option of a lock$"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            ask("k", **options)
+
+
+def test_a_lease_is_longer_than_the_clocks_margin():
+    """Else the lock would never be held."""
+    for lease in (0.1, 0.05):
+        with pytest.raises(ValueError, match="^clock_margin must be shorter than the lease"):
+            dlock.Locks(redis.Redis(), lease=lease)
+        with pytest.raises(ValueError, match="^lease must be longer than clock_margin"):
+            dlock.Locks(redis.Redis()).lock("k", lease=lease)
+    dlock.Locks(redis.Redis(), lease=0.05, clock_margin=0).lock("k", lease=0.01)
 
 
 @alone

@@ -271,6 +271,47 @@ def test_a_fake_lock_has_one_holder(monkeypatch):
     assert not locks.holds
 
 
+def test_fake_locks_of_tasks():
+    async def work():
+        lost = []
+
+        async def told(hold):
+            lost.append(hold.key)
+
+        async def answers(*command):
+            return command[0]
+
+        locks = dlock.AsyncFakeLocks()
+        async with locks.lock("k", on_lost=told) as hold:
+            assert await hold.guard("GET", "x") is None and locks.commands == [("GET", "x")]
+            locks.reply = answers
+            assert await hold.guard("DECR", "x") == "DECR" and hold.token and hold.left() > 0
+            assert await locks.try_lock("k") is None and await locks.is_held("k")
+            with pytest.raises(dlock.LockTimeout):
+                await locks.acquire("k", 0.01)
+            next_one = asyncio.ensure_future(locks.acquire("k", 5))
+            await asyncio.sleep(0)
+            await hold.release()
+            kept = await next_one
+        locks.lose(kept)
+        await asyncio.wait_for(kept.lost.wait(), 1)
+        with pytest.raises(dlock.Fenced):
+            await kept.guard("GET", "x")
+        with pytest.raises(dlock.NotHeld):
+            await kept.release()
+        assert kept.lost and kept.reason == "forced" and not lost  # only the first one had on_lost
+        locks.lose(await locks.acquire("k", on_lost=told))
+        await asyncio.sleep(0)
+        assert lost == ["k"]
+        await (await locks.acquire("k")).release_after(5)
+        assert await locks.try_lock("k") is None
+        open_one = await locks.acquire("other")
+        await locks.aclose()
+        assert open_one.lost and open_one.reason == "closed"
+
+    asyncio.run(work())
+
+
 class Nodes:
     """Stands for redis-py's client of a cluster."""
 

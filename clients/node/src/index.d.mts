@@ -38,7 +38,7 @@ export interface Settings {
   hangTimeout?: number;
   /** How long a connect or a reply may take. 3,000 ms unless set. */
   replyTimeout?: number;
-  /** How early a lease is treated as ended, for clock drift. 100 ms unless set. */
+  /** How early a lease is treated as ended, for clock drift. Shorter than the lease. 100 ms unless set. */
   clockMargin?: number;
   /** @deprecated It is the server's dlock.claim-window-ms now. */
   queueGrace?: number;
@@ -50,7 +50,7 @@ export interface Settings {
 export interface LockOptions {
   /** Milliseconds to wait. Without it `lock` waits for ever, and `tryLock` not at all. */
   wait?: number;
-  /** For this lock alone, instead of the setting. */
+  /** For this lock alone, instead of the setting. Longer than `clockMargin`. */
   lease?: number;
   /** How long the client keeps the hold at most: then it reports the hold lost, and releases it. */
   maxHold?: number;

@@ -72,6 +72,9 @@ export class Settings {
     this.replyTimeout = duration('replyTimeout', replyTimeout);
     this.hangTimeout = duration('hangTimeout', hangTimeout);
     this.clockMargin = milliseconds('clockMargin', clockMargin);
+    if (this.clockMargin >= this.lease) {
+      throw new RangeError(`clockMargin must be shorter than the lease, which is ${this.lease}, not ${shown(clockMargin)}`);
+    }
     if (typeof logger?.warn !== 'function') throw new TypeError(`logger must have a function warn, not ${shown(logger)}`);
   }
 

@@ -35,6 +35,9 @@ export class Request {
     this.signal = signal;
     this.actor = actor ?? undefined;
     this.lease = duration('lease', lease);
+    if (this.lease <= settings.clockMargin) {
+      throw new RangeError(`lease must be longer than clockMargin, which is ${settings.clockMargin}, not ${shown(lease)}`);
+    }
     this.wait = wait == null ? undefined : milliseconds('wait', wait);
     this.maxHold = maxHold === Infinity ? Infinity : duration('maxHold', maxHold);
     this.limit = shared ? ['SHARED'] : limit ? ['LIMIT', limit] : [];

@@ -139,6 +139,18 @@ test('an_answer_that_is_read_late_renews_nothing_by_itself', async () => {
   await locks.close();
 });
 
+test('a_lease_is_longer_than_the_margin_of_the_clock', async () => {
+  const refused = (name) => ({ name: 'RangeError', message: new RegExp(`^${name} must be`) });
+  for (const lease of [50, 100]) { // else the lock would never be held
+    assert.throws(() => scripted({}, { lease }), refused('clockMargin'));
+    const { locks, sent } = scripted({});
+    await assert.rejects(locks.tryLock('key', { lease }), refused('lease'));
+    assert.deepEqual(sent, []);
+    await locks.close();
+  }
+  scripted({}, { lease: 50, clockMargin: 0 });
+});
+
 test('a_redlock_is_not_extended_after_its_end', async () => {
   let answer;
   const checked = new Promise((done) => { answer = done; });

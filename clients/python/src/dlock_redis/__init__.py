@@ -24,7 +24,7 @@ from ._errors import (
 )
 from ._settings import Observer
 from ._threads import Hold, Lock, Locks
-from .fakes import FakeHold, FakeLocks
+from .fakes import AsyncFakeHold, AsyncFakeLocks, FakeHold, FakeLocks
 from .leader import AsyncElection, Election, Leader
 from .quorum import Quorum, QuorumHold, Unreachable
 from .redis_lock import AsyncRedisLock, RedisLock
@@ -33,6 +33,8 @@ __version__ = "0.5.0-dev"
 
 __all__ = [
     "AsyncElection",
+    "AsyncFakeHold",
+    "AsyncFakeLocks",
     "AsyncHold",
     "AsyncLock",
     "AsyncLocks",

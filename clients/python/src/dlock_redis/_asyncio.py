@@ -247,7 +247,7 @@ class AsyncLocks(LocksBase["redis.asyncio.Redis | redis.asyncio.RedisCluster"]):
         """Takes the lock, and returns the hold, or None if it is not granted in time. The options are those of `lock`.
 
         Without a time-out it is one attempt: what goes wrong is raised at once."""
-        holds = await self._take(self._request([key], blocking_timeout, options))
+        holds = await self._take(self._request([key], blocking_timeout, options, default=0))
         return holds[0] if holds else None
 
     async def acquire(

@@ -46,8 +46,10 @@ class LocksBase(Generic[C]):
         self._sessions: Any = self._make(client, self._settings)
         _all.add(self)
 
-    def _request(self, keys: Iterable[Name], blocking_timeout: float | None, options: Any) -> Request:
-        wait = renamed(options, blocking_timeout)
+    def _request(
+        self, keys: Iterable[Name], blocking_timeout: float | None, options: Any, default: float | None = None
+    ) -> Request:
+        wait = renamed(options, blocking_timeout, default)
         return Request(self._settings, keys, wait, **options)
 
     def _begin_again(self) -> None:

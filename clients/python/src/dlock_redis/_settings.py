@@ -44,6 +44,8 @@ class Settings:
         self.hang_timeout = duration("hang_timeout", hang_timeout)
         self.reply_timeout = duration("reply_timeout", reply_timeout)
         self.clock_margin = seconds("clock_margin", clock_margin) or 0.0
+        if self.clock_margin >= self.lease:
+            raise ValueError(f"clock_margin must be shorter than the lease, which is {lease!r}, not {clock_margin!r}")
         self.observer = observer or Observer()
 
 
@@ -73,12 +75,18 @@ class Common(TypedDict, total=False):
     timeout: float | None  # the old name of `blocking_timeout`
 
 
-def renamed(options: Any, blocking_timeout: float | None) -> float | None:
-    """Gives options the names of this version, and returns the time to wait."""
+def renamed(options: Any, blocking_timeout: float | None, default: float | None) -> float | None:
+    """Gives options the names of this version, and returns the time to wait. `default`: that of the call."""
+    for name in options:
+        if name not in Common.__optional_keys__ and name != "on_lost":
+            raise TypeError(f"{name} is no option of a lock{': use try_lock' if name == 'blocking' else ''}")
     if "owner" in options:
-        warnings.warn("owner is called actor now, and locks are not re-entered", DeprecationWarning, 4)
+        warnings.warn("owner is called actor now, and locks are not re-entered", FutureWarning, 4)
         options["actor"] = options.pop("owner")
     if "timeout" in options:
-        warnings.warn("timeout is called blocking_timeout now", DeprecationWarning, 4)
+        text = "timeout is the old name of blocking_timeout; redis-py's timeout is lease"
+        if blocking_timeout != default:
+            raise TypeError(text)
+        warnings.warn(text, FutureWarning, 4)
         blocking_timeout = options.pop("timeout")
     return blocking_timeout

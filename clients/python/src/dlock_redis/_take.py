@@ -69,6 +69,8 @@ class Request:
             raise ValueError(f"permits must be at least 1, and at most limit, which is {limit}, not {permits!r}")
         self.names = [encoded(key) for key in self.keys]
         self.lease = settings.lease if lease is None else duration("lease", lease)
+        if self.lease <= settings.clock_margin:
+            raise ValueError(f"lease must be longer than clock_margin, which is {settings.clock_margin}, not {lease!r}")
         self.max_hold = math.inf if max_hold is None else duration("max_hold", max_hold)
         self.wait: float | None = seconds("blocking_timeout", blocking_timeout)
         self.actor = actor

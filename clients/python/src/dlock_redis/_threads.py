@@ -247,7 +247,7 @@ class Locks(LocksBase["redis.Redis | redis.RedisCluster"]):
         """Takes the lock, and returns the hold, or None if it is not granted in time. The options are those of `lock`.
 
         Without a time-out it is one attempt: what goes wrong is raised at once."""
-        holds = self._take(self._request([key], blocking_timeout, options))
+        holds = self._take(self._request([key], blocking_timeout, options, default=0))
         return holds[0] if holds else None
 
     def acquire(self, key: Name, blocking_timeout: float | None = None, **options: Unpack[Options]) -> Hold:

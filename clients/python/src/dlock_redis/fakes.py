@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: MIT
-"""Locks without a server, for unit tests: `FakeLocks` instead of `Locks`.
+"""Locks without a server, for unit tests: `FakeLocks` instead of `Locks`, `AsyncFakeLocks` instead of `AsyncLocks`.
 
 They are fair to nobody and keep nothing: a lock is taken or free, waits end at their time-out, and `lose` takes a hold
 away, as a server does after a failure. `commands` has what was guarded, and `reply` answers it."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import inspect
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
+from ._asyncio import AsyncLost
 from ._errors import Fenced, LockTimeout, NotHeld
+from ._take import must
 from ._threads import Lost
 
 
@@ -109,8 +113,84 @@ class FakeLocks:
         for hold in list(self.holds):
             self.lose(hold, "closed")
 
+    def __enter__(self) -> FakeLocks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _fits(self, new: FakeHold) -> bool:
         others = [hold for hold in self.holds if hold.key == new.key]
         permits = new.permits + sum(hold.permits for hold in others)
         free = self.reserved.get(new.key, 0.0) <= time.monotonic()
         return free and all(permits <= hold.limit for hold in [new, *others])
+
+
+class AsyncFakeHold:
+    """A lock that is held in this process. `key`, `owner`, `token`, `reason` and `left` are those of `FakeHold`."""
+
+    def __init__(self, hold: FakeHold, on_lost: Callable[[Any], object] | None):
+        self.lost, self._hold, self._on_lost = AsyncLost(), hold, on_lost
+        hold.on_lost = self._told
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._hold, name)
+
+    async def guard(self, *command: Any) -> Any:
+        reply = self._hold.guard(*command)
+        return await reply if inspect.isawaitable(reply) else reply
+
+    async def release(self) -> None:
+        self._hold.release()
+
+    async def release_after(self, seconds: float) -> None:
+        self._hold.release_after(seconds)
+
+    async def __aenter__(self) -> AsyncFakeHold:
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        self._hold.__exit__(*error)
+
+    def _told(self, _: FakeHold) -> None:
+        self.lost.set()
+        told = self._on_lost(self) if self._on_lost else None
+        if inspect.isawaitable(told):
+            self._telling = asyncio.ensure_future(told)
+
+
+class AsyncFakeLocks:
+    """What a program uses of `AsyncLocks`, with the same arguments, except for `many`."""
+
+    def __init__(self) -> None:
+        self._locks = FakeLocks()
+        self._locks.reply = lambda *command: self.reply(*command)
+        self.commands = self._locks.commands
+        self.reply: Callable[..., Any] = lambda *command: None  # may be a coroutine function
+
+    async def try_lock(self, key: Any, blocking_timeout: float | None = 0, **options: Any) -> AsyncFakeHold | None:
+        end = time.monotonic() + (float("inf") if blocking_timeout is None else blocking_timeout)
+        while (hold := self._locks.try_lock(key, 0, **options)) is None:
+            if time.monotonic() >= end:
+                return None
+            await asyncio.sleep(0.005)
+        return AsyncFakeHold(hold, options.get("on_lost"))
+
+    async def acquire(self, key: Any, blocking_timeout: float | None = None, **options: Any) -> AsyncFakeHold:
+        hold = await self.try_lock(key, blocking_timeout, **options)
+        return must([hold] if hold else None, key, blocking_timeout)[0]
+
+    @contextlib.asynccontextmanager
+    async def lock(self, key: Any, blocking_timeout: float | None = None, **options: Any) -> AsyncIterator[Any]:
+        async with await self.acquire(key, blocking_timeout, **options) as hold:
+            yield hold
+
+    async def is_held(self, key: Any) -> bool:
+        return self._locks.is_held(key)
+
+    def lose(self, hold: AsyncFakeHold, reason: str = "forced") -> None:
+        """Takes a hold away, and tells the program."""
+        self._locks.lose(hold._hold, reason)
+
+    async def aclose(self) -> None:
+        self._locks.close()
