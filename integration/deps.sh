@@ -58,7 +58,7 @@ install_by_brew() {
     brew install --quiet "$@"
 }
 
-has cargo || fail 'there is no cargo: install Rust 1.84 or later first (https://rustup.rs)'
+has cargo || fail 'there is no cargo: install Rust 1.85 or later first (https://rustup.rs)'
 
 # Word splitting is wanted: each function prints names of packages.
 # shellcheck disable=SC2046

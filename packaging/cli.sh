@@ -14,12 +14,16 @@ options=(--quiet --locked --release --package dlock-cli --target-dir "$directory
 built=$directory/build/release/dlock
 if [ "$(uname)" = Linux ] && command -v rustup >/dev/null; then
     static=$(uname -m)-unknown-linux-musl
-    rustup target list --installed | grep -q "^$static$" || rustup target add "$static"
+    if ! rustup target list --installed | grep -q "^$static$"; then
+        echo "dlock: adding Rust's target $static, by rustup"
+        rustup target add "$static"
+    fi
     # The C of the cryptography asks nothing of a libc.
     export "CC_${static//-/_}=cc"
     options+=(--target "$static")
     built=$directory/build/$static/release/dlock
 fi
+echo 'dlock: compiling the command line; the first time takes some minutes'
 cargo build "${options[@]}"
 install -m 755 "$built" "$directory/dlock"
 "$directory/dlock" man >"$directory/dlock.1"

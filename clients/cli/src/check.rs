@@ -351,8 +351,7 @@ fn missing(place: &Place) -> Result<Option<String>, Failure> {
                 "{at}: the module dlock is not loaded"
             )));
         }
-        let wanted = primary
-            .amount("dlock.replicas")
+        let (wanted, or_more) = wanted(&mut primary)
             .ok_or_else(|| Failure::new(format!("{at}: CONFIG GET dlock.replicas is refused")))?;
         if wanted == 0 {
             return Err(Failure::new(format!(
@@ -364,7 +363,7 @@ fn missing(place: &Place) -> Result<Option<String>, Failure> {
         // A replica that is promoted now lets others count as late as this server does.
         let left = seconds("closed_left_ms").max(seconds("joins_count_late_ms"));
         if !primary.is_primary || counting < wanted || left > 0 {
-            let of = format!("{at}: {counting} of {wanted} replicas count");
+            let of = format!("{at}: {counting} of {wanted}{or_more} replicas count");
             return Ok(Some(match left {
                 0 => of,
                 // The number of seconds is not part of it, so that each change is printed once.
@@ -373,6 +372,27 @@ fn missing(place: &Place) -> Result<Option<String>, Failure> {
         }
     }
     Ok(None)
+}
+
+/// How many replicas should count. Where the user may not read the setting, INFO tells whether fewer are connected: then it is that
+/// number, or more. None where neither tells it.
+fn wanted(primary: &mut Node) -> Option<(u64, &'static str)> {
+    if let Some(replicas) = primary.amount("dlock.replicas") {
+        return Some((replicas, ""));
+    }
+    if !primary.dlock.contains_key("dlock_replicas_too_few") {
+        return None;
+    }
+    let (needed, connected) = (
+        primary.gauge("replicas_needed"),
+        primary.gauge("replicas_connected"),
+    );
+    match primary.gauge("replicas_too_few") {
+        // Where the setting is 0, none is needed.
+        0 if needed == 0 => Some((0, "")),
+        0 => Some((connected, "")),
+        _ => Some((needed.max(connected + 1), " or more")),
+    }
 }
 
 /// The primary that was found, or all of its cluster; and the replicas that the cluster knows.

@@ -263,7 +263,11 @@ impl Wish {
             let heard = {
                 let left = left.lock().unwrap_or_else(PoisonError::into_inner);
                 if *left {
-                    return;
+                    drop(left);
+                    // The end of the connection would end the hold before it is released, or left to its lease.
+                    loop {
+                        thread::park();
+                    }
                 }
                 match &mut link {
                     Some(open) => watched.and_then(|()| self.sign_of_life(open, token)),
@@ -323,8 +327,10 @@ impl Wish {
         release.arg("TOKEN").arg(token);
         let mut link = place.connect()?;
         match link.ask_routed(place, &release, BOUND) {
-            // The first of the two has given it back.
-            Err(failure) if failure.code == "NOTHELD" && link.has_repeated => Ok(()),
+            // The first of the two has given it back, or it has ended with the keeper's connection.
+            Err(failure) if failure.code == "NOTHELD" && (self.ephemeral || link.has_repeated) => {
+                Ok(())
+            }
             answer => answer.map(drop),
         }
     }

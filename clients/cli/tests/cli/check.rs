@@ -269,6 +269,22 @@ fn check_waits_until_all_replicas_count() {
         output(&primary, &["check", "--wait"]).1,
         "all replicas count\n"
     );
+    // The operator of docs/operations.md may not read the setting, and INFO tells it all the same.
+    primary
+        .connection()
+        .run("ACL SETUSER ops on >secret -@all +@connection +info");
+    let url = format!("redis://ops:secret@127.0.0.1:{}", primary.port());
+    let as_ops = |words: &[&str]| super::said(dlock_at(&url, words).output().expect("an end"));
+    assert_eq!(as_ops(&["check", "--wait"]).1, "all replicas count\n");
+    two.connection().run("REPLICAOF NO ONE");
+    await_until("it is gone", PATIENCE, || {
+        dlock_harness::stat(&primary, "replicas_connected") == 1
+    });
+    let (code, said, _) = as_ops(&["check", "--wait=0"]);
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("1 of 2 or more replicas count"), "{said}");
+    two.replica_of(&primary);
+    assert_eq!(as_ops(&["check", "--wait"]).0, 0);
     // After a full copy a replica counts late.
     for server in [&primary, &two] {
         server

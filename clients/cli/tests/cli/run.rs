@@ -813,7 +813,7 @@ fn stand_between(
         let count = client.read(&mut buffer)?;
         let request = buffer.get(..count).unwrap_or_default();
         match answer(&String::from_utf8_lossy(request)) {
-            _ if request.is_empty() => return Ok(()),
+            _ if request.is_empty() => return server.shutdown(std::net::Shutdown::Both),
             None => server.write_all(request)?,
             Some(end) if end.is_empty() => {
                 client.shutdown(std::net::Shutdown::Both)?;
@@ -822,6 +822,51 @@ fn stand_between(
             Some(text) => client.write_all(text.as_bytes())?,
         }
     }
+}
+
+/// The end of its connection would end the hold: that stays until the hold is released, or left to its lease.
+#[test]
+fn a_hold_is_given_back_slowly() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    let port = stand_in(&server, |number, request| {
+        if number > 0 && request.is_empty() {
+            thread::sleep(Duration::from_secs(1));
+        }
+        None
+    });
+    for least in [&[][..], &["--at-least", "5min"]] {
+        let words = [&["run", "-n"], least, &["job", "--", "true"]].concat();
+        let ended = dlock_at(&format!("redis://127.0.0.1:{port}"), &words).output();
+        assert_eq!(
+            said(ended.expect("an end")),
+            (0, String::new(), String::new())
+        );
+        assert_eq!(holder(&mut connection, "job").is_some(), !least.is_empty());
+    }
+}
+
+/// Its connection ends with the server, as in an update, and the hold with it: nothing is left to release.
+#[test]
+fn a_hold_ends_before_it_is_given_back() {
+    let server = Server::start();
+    let kill = format!(
+        "redis-cli -p {0} CLIENT LIST | sed -n 's/^id=\\([0-9]*\\) .* cmd=dlock.*/\\1/p' | xargs redis-cli -p {0} CLIENT KILL ID",
+        server.port()
+    );
+    let port = stand_in(&server, move |_, request| {
+        if request.contains("DLOCK.RELEASE") {
+            let killed = Command::new("sh").args(["-c", &kill]).output();
+            assert_eq!(killed.expect("an end").stdout, b"1\n");
+        }
+        None
+    });
+    let words = ["run", "job", "--", "sh", "-c", "exit 3"];
+    let ended = dlock_at(&format!("redis://127.0.0.1:{port}"), &words).output();
+    assert_eq!(
+        said(ended.expect("an end")),
+        (3, String::new(), String::new())
+    );
 }
 
 /// A slot is on its way for longer than the lease: its lock is taken, kept and released where the key is.
