@@ -12,6 +12,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.Condition;
 import java.util.concurrent.locks.Lock;
 import java.util.function.Consumer;
+import java.util.function.Predicate;
 
 /**
  * A lock whose owner is the thread, with {@link java.util.concurrent.locks.ReentrantLock}'s manners, but without conditions.
@@ -23,10 +24,22 @@ public sealed class DLock implements Lock permits DSemaphore {
     static final class Held {
         final Hold hold;
         final TreeMap<Integer, Integer> counts = new TreeMap<>();
+        /** The thread has been told that it holds this no longer: what it locks from then on is a new beginning. */
+        private boolean isToldOver;
 
         Held(Hold hold, int limit) {
             this.hold = hold;
             counts.put(limit, 1);
+        }
+
+        /** Tells the thread whether this is held, as far as is known. */
+        private boolean tell() {
+            isToldOver |= !hold.isHeld();
+            return !isToldOver;
+        }
+
+        boolean isToldOver() {
+            return isToldOver;
         }
     }
 
@@ -47,7 +60,10 @@ public sealed class DLock implements Lock permits DSemaphore {
         request(List.of(key == null ? "" : key), NEVER, 1); // a mistake fails where it is made
     }
 
-    /** Has this called once, by a thread of its own, when a hold that was granted to this object is lost. */
+    /**
+     * Has this called once, by a thread of its own, when a hold that was granted to this object is lost. Set it before {@link #lock()}: it
+     * does not apply to a hold that was granted before.
+     */
     public DLock onLost(Consumer<Hold> onLost) {
         if (onLost == null) {
             throw new IllegalArgumentException("onLost must not be null");
@@ -164,7 +180,8 @@ public sealed class DLock implements Lock permits DSemaphore {
     /** For {@code try (var locked = lock.hold())}: an error in the block is never hidden by one of the release. */
     public final class Locked implements AutoCloseable {
         private final Thread thread = Thread.currentThread();
-        private final int depth = getHoldCount();
+        private final Held held = mine();
+        private final int depth = depth();
 
         private Locked() {}
 
@@ -181,9 +198,11 @@ public sealed class DLock implements Lock permits DSemaphore {
         /** Releases what was granted here, unless the thread has done so. {@link NotHeld} if it was lost. */
         @Override
         public void close() {
-            boolean isDone = thread == Thread.currentThread() && getHoldCount() < depth;
+            boolean isDone = thread == Thread.currentThread() && depth() < depth;
             if (!isDone) {
                 unlock(Hold::close);
+            } else if (held.isToldOver()) { // the thread has taken another lock since, which has forgotten the loss
+                held.hold.close();
             }
         }
     }
@@ -219,15 +238,27 @@ public sealed class DLock implements Lock permits DSemaphore {
         return current().isLost();
     }
 
-    /** Returns whether this thread has locked it. */
+    /**
+     * Returns whether this thread has locked it, and has not lost it, as far as is known. Once this has been false, {@code lock()} takes the
+     * lock again. A thread that has not asked gets {@link NotHeld} from {@code lock()} until it has unlocked what it has lost.
+     */
     public boolean isHeldByCurrentThread() {
         return getHoldCount() > 0;
     }
 
-    /** Returns how often this thread has. */
+    /** Returns how often this thread has: 0 once the lock is known to be lost, as {@link #isHeldByCurrentThread} says. */
     public int getHoldCount() {
+        return count(Held::tell);
+    }
+
+    /** Returns how many calls of {@code unlock()} are due, also for what is lost. */
+    private int depth() {
+        return count(held -> true);
+    }
+
+    private int count(Predicate<Held> which) {
         var holds = locks.mine.get().held.get(key);
-        return holds == null ? 0 : holds.stream().mapToInt(held -> held.counts.getOrDefault(limit, 0)).sum();
+        return holds == null ? 0 : holds.stream().filter(which).mapToInt(held -> held.counts.getOrDefault(limit, 0)).sum();
     }
 
     /** Returns whether the thread of that {@link Thread#getId id} has locked it in this program, as far as is known. */
@@ -304,7 +335,8 @@ public sealed class DLock implements Lock permits DSemaphore {
 
     /** Returns what this thread holds and may enter again, or null. */
     Held held() {
-        return isReentrant ? locks.mine.get().last(key) : null;
+        Held held = isReentrant ? locks.mine.get().last(key) : null;
+        return held == null || held.isToldOver ? null : held;
     }
 
     /** Takes locks of one slot, none of which this thread has, in one step. They are of one limit. */

@@ -40,7 +40,9 @@ public final class DLocks implements AutoCloseable {
             return holds == null ? null : holds.peek();
         }
 
+        /** Notes a hold, and forgets those that the thread knows to be over: it may never unlock them. */
         void push(String key, DLock.Held one) {
+            held.values().removeIf(holds -> holds.removeIf(DLock.Held::isToldOver) && holds.isEmpty());
             held.computeIfAbsent(key, none -> new ArrayDeque<>(2)).push(one);
         }
 

@@ -64,9 +64,14 @@ public final class FakeLocks implements AutoCloseable {
         locks.close();
     }
 
-    private record Held(String key, String owner, long token, int limit, int permits, long end) {}
+    /** In the session its lease, of that many milliseconds, begins again with each request, and its end is never. */
+    private record Held(String key, String owner, long token, int limit, int permits, long lease, long end) {
+        long left() {
+            return end == Clock.NEVER ? lease : Math.max(0, (end - Clock.now()) / Clock.MS);
+        }
+    }
 
-    private record Place(List<String> keys, String owner, int limit, int permits, long end) {
+    private record Place(List<String> keys, String owner, int limit, int permits, long lease, long end) {
         boolean shares(Place other) {
             return !Collections.disjoint(keys, other.keys);
         }
@@ -139,11 +144,13 @@ public final class FakeLocks implements AutoCloseable {
             switch (words.get(0)) {
                 case "DLOCK.SESSION":
                     long seen = number(words, "SEEN", 0) == 1 ? Long.parseLong(words.get(words.indexOf("SEEN") + 2)) : 0;
-                    return Arrays.asList(1L, (long) rows.size(), 60_000L, rows.stream().filter(row -> (Long) row.get(0) > seen).toList());
+                    Long left = holds.stream().filter(one -> one.end == Clock.NEVER).map(Held::lease).min(Long::compare).orElse(null);
+                    return Arrays.asList(1L, (long) rows.size(), left, rows.stream().filter(row -> (Long) row.get(0) > seen).toList());
                 case "DLOCK.CANCEL":
                     return queue.removeIf(place -> place.owner.equals(words.get(2))) ? 1L : 0L;
                 case "DLOCK.HELD":
-                    return hold == null ? null : List.of(hold.token, 1L, 0L, hold.owner.getBytes(UTF_8));
+                    long last = holds.stream().filter(one -> one.key.equals(key)).mapToLong(Held::left).max().orElse(0);
+                    return hold == null ? null : List.of(hold.token, 1L, last, hold.owner.getBytes(UTF_8));
                 case "DLOCK.GUARD":
                     if (hold == null) {
                         throw new Refusal("FENCED the lock is not held under this token");
@@ -160,13 +167,13 @@ public final class FakeLocks implements AutoCloseable {
                         return 0L;
                     }
                     if (words.get(0).equals("DLOCK.DOWNGRADE")) {
-                        holds.add(new Held(key, hold.owner, hold.token, limit(words), hold.permits, hold.end));
+                        holds.add(new Held(key, hold.owner, hold.token, limit(words), hold.permits, hold.lease, hold.end));
                         return 1L;
                     }
                     long lease = Long.parseLong(words.get(3));
                     boolean isKept = words.contains("IN");
                     long end = isKept ? Clock.NEVER : Clock.now() + lease * Clock.MS;
-                    holds.add(new Held(key, hold.owner, hold.token, hold.limit, hold.permits, end));
+                    holds.add(new Held(key, hold.owner, hold.token, hold.limit, hold.permits, lease, end));
                     return isKept ? List.of(lease, 1L) : (Object) lease;
                 default:
                     return take(words);
@@ -183,9 +190,9 @@ public final class FakeLocks implements AutoCloseable {
             List<String> keys = words.subList(words.get(0).equals("DLOCK.MACQUIRE") ? 2 : 1, owner);
             long block = number(words, "BLOCK", -1);
             Place place = new Place(keys, words.get(owner), limit(words), (int) number(words, "PERMITS", 1),
-                    block > 0 ? Clock.now() + block * Clock.MS : Clock.NEVER);
+                    Long.parseLong(words.get(owner + 1)), block > 0 ? Clock.now() + block * Clock.MS : Clock.NEVER);
             if (queue.stream().noneMatch(place::shares) && fits(place)) {
-                long end = isInSession ? Clock.NEVER : Clock.now() + Long.parseLong(words.get(owner + 1)) * Clock.MS;
+                long end = isInSession ? Clock.NEVER : Clock.now() + place.lease * Clock.MS;
                 List<Long> tokens = keys.stream().map(key -> grant(key, place, end)).toList();
                 return List.of(tokens.size() > 1 ? tokens : tokens.get(0), 1L);
             }
@@ -206,7 +213,7 @@ public final class FakeLocks implements AutoCloseable {
 
         private long grant(String key, Place place, long end) {
             token++;
-            holds.add(new Held(key, place.owner, token, place.limit, place.permits, end));
+            holds.add(new Held(key, place.owner, token, place.limit, place.permits, place.lease, end));
             return token;
         }
 
@@ -221,9 +228,9 @@ public final class FakeLocks implements AutoCloseable {
             List<Place> before = new ArrayList<>();
             for (Place place : queue) {
                 if (before.stream().noneMatch(place::shares) && fits(place)) {
-                    place.keys.forEach(key -> row("granted", key, place.owner, grant(key, place, Clock.NEVER)));
+                    place.keys.forEach(key -> row("granted", key, place, grant(key, place, Clock.NEVER)));
                 } else if (place.end <= Clock.now()) {
-                    row("timeout", place.keys.get(0), place.owner, 0);
+                    row("timeout", place.keys.get(0), place, 0);
                 } else {
                     before.add(place);
                 }
@@ -232,8 +239,8 @@ public final class FakeLocks implements AutoCloseable {
             queue.addAll(before);
         }
 
-        private void row(String word, String key, String owner, long number) {
-            rows.add(List.of(rows.size() + 1L, word.getBytes(UTF_8), key.getBytes(UTF_8), owner.getBytes(UTF_8), number, 60_000L));
+        private void row(String word, String key, Place place, long number) {
+            rows.add(List.of(rows.size() + 1L, word.getBytes(UTF_8), key.getBytes(UTF_8), place.owner.getBytes(UTF_8), number, place.lease));
         }
     }
 }

@@ -113,4 +113,81 @@ class FakeLocksTest {
             lock.unlock();
         }
     }
+
+    /** The idiom of {@code finally}: nothing hides what the work has thrown. */
+    @Test
+    void whatIsLostIsNotHeldByItsThread() throws Exception {
+        try (FakeLocks fake = new FakeLocks(); Stage.Actor other = new Stage.Actor()) {
+            DLock lock = fake.locks().lock("stock");
+            lock.lock();
+            fake.lose("stock");
+            assertThrows(NotHeld.class, lock::lock, "work that does not know it is not entered again");
+            assertFalse(lock.isHeldByCurrentThread());
+            assertEquals(0, lock.getHoldCount());
+            assertTrue(lock.isLost());
+            lock.lock();
+            assertFalse(other.run(() -> fake.locks().lock("stock").tryLock()), "it is taken anew");
+            assertEquals(1, lock.getHoldCount());
+            lock.unlock();
+            assertThrows(NotHeld.class, lock::unlock);
+            assertTrue(other.run(() -> fake.locks().lock("stock").tryLock()));
+        }
+    }
+
+    @Test
+    void whatIsTakenAnewWithinALostBlockHidesNoLoss() {
+        try (FakeLocks fake = new FakeLocks()) {
+            DLock lock = fake.locks().lock("stock");
+            assertThrows(NotHeld.class, () -> {
+                try (var locked = lock.hold()) {
+                    fake.lose("stock");
+                    assertFalse(lock.isHeldByCurrentThread());
+                    assertTrue(DLocks.all(lock, fake.locks().lock("shop")).tryLock());
+                    DLocks.all(lock, fake.locks().lock("shop")).unlock();
+                                    }
+            });
+            assertThrows(NotHeld.class, lock::unlock);
+        }
+    }
+
+    /** Each permit of a semaphore is a hold of its own. */
+    @Test
+    void whatIsLeftOfASemaphoreIsHeld() throws Exception {
+        try (FakeLocks fake = new FakeLocks()) {
+            DSemaphore permits = fake.locks().semaphore("shop", 3);
+            permits.acquire();
+            fake.lose("shop");
+            permits.acquire();
+            assertEquals(1, permits.getHoldCount());
+            permits.release();
+            assertFalse(permits.isHeldByCurrentThread());
+        }
+    }
+
+    @Test
+    void timesAreThoseOfTheLease() throws Exception {
+        try (FakeLocks fake = new FakeLocks()) {
+            DLocks locks = fake.locks();
+            assertEquals(-2, locks.lock("stock").remainTimeToLive());
+            Hold hold = locks.ask("stock").lease(Duration.ofSeconds(6)).hold();
+            long end = System.nanoTime() + Duration.ofSeconds(3).toNanos();
+            while (System.nanoTime() < end) {
+                long left = hold.left().toMillis();
+                assertTrue(left > 2000 && left <= 6000, left + " ms are left");
+                Thread.sleep(20);
+            }
+            long left = locks.lock("stock").remainTimeToLive();
+            assertTrue(left > 2000 && left <= 6000, left + " ms are left");
+            hold.releaseAfter(Duration.ofMinutes(10));
+            left = locks.lock("stock").remainTimeToLive();
+            assertTrue(left > 590_000 && left <= 600_000, left + " ms are left");
+
+            try (Hold first = locks.ask("shop").hold()) {
+                CompletableFuture<Hold> second = locks.ask("shop").lease(Duration.ofSeconds(50)).holdAsync();
+                first.release();
+                left = Stage.result(second).left().toSeconds();
+                assertTrue(left > 40 && left < 50, left + " s are left");
+            }
+        }
+    }
 }

@@ -389,7 +389,7 @@ class RulesTest {
         assertEquals(List.of("open b:2"), seen.stream().filter(one -> one.endsWith("b:2")).toList());
     }
 
-    /** A node that has not answered is asked again if the library still names it after the look. */
+    /** A node that has not answered is asked again only if the library still names it. */
     @Test
     void aLookUnderWayIsWaitedFor() {
         moves = true;

@@ -28,17 +28,41 @@ import org.springframework.context.annotation.Configuration;
 @AutoConfiguration
 @EnableConfigurationProperties(DLockProperties.class)
 public class DLockAutoConfiguration {
-    /** Threads of its own, ended with the program. */
-    @Bean(destroyMethod = "shutdown")
-    @ConditionalOnMissingBean({ClientResources.class, Connector.class})
-    ClientResources dlockResources() {
-        return ClientResources.create();
+    /**
+     * The program's only {@link ClientResources}, or threads of our own, which end with the program. These are no bean, since Spring Boot
+     * makes one, with its metrics and the program's customizers, only where there is none.
+     */
+    static final class Resources implements AutoCloseable {
+        private final ObjectProvider<ClientResources> theirs;
+        ClientResources own;
+
+        Resources(ObjectProvider<ClientResources> theirs) {
+            this.theirs = theirs;
+        }
+
+        ClientResources get() {
+            return theirs.getIfUnique(() -> own = ClientResources.create());
+        }
+
+        @Override
+        public void close() {
+            if (own != null) {
+                own.shutdown();
+            }
+        }
+    }
+
+    @Bean
+    @ConditionalOnMissingBean(Connector.class)
+    Resources dlockResources(ObjectProvider<ClientResources> theirs) {
+        return new Resources(theirs);
     }
 
     @Bean
     @ConditionalOnMissingBean
-    Connector dlockConnector(DLockProperties properties, ClientResources resources) {
+    Connector dlockConnector(DLockProperties properties, Resources own) {
         RedisURI uri = uri(properties.url() == null ? "redis://localhost" : properties.url());
+        ClientResources resources = own.get();
         return properties.clustered() ? new LettuceConnector(RedisClusterClient.create(resources, uri))
                 : new LettuceConnector(RedisClient.create(resources), uri);
     }
@@ -54,11 +78,16 @@ public class DLockAutoConfiguration {
 
     /** Reads the URL. The library's own message has all of it, so it is no cause of this one: a log would show the password. */
     private static RedisURI uri(String url) {
+        if (url.matches("rediss?-sentinel://[^#]*#?")) {
+            throw new IllegalArgumentException("dlock.url must end with # and the primary's name in Sentinel: "
+                    + "redis-sentinel://[user:password@]host[:port],…[/database]#name");
+        }
         try {
             return RedisURI.create(url);
         } catch (IllegalArgumentException unreadable) {
-            throw new IllegalArgumentException("dlock.url must be redis://[user:password@]host[:port][/database]. "
-                    + "Write an @ in a password as %40, a / as %2F, a % as %25");
+            throw new IllegalArgumentException("dlock.url must be redis://[user:password@]host[:port][/database], with TLS rediss://…, "
+                    + "with Sentinel redis-sentinel://[user:password@]host[:port],…[/database]#name. "
+                    + "Write an @ in a password as %40, a / as %2F, a # as %23, a % as %25");
         }
     }
 

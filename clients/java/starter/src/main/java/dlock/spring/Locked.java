@@ -6,11 +6,17 @@ import java.lang.annotation.Retention;
 import java.lang.annotation.RetentionPolicy;
 import java.lang.annotation.Target;
 
-/** The method runs under a lock, which is released after its transaction has been committed. Times are such as {@code 5s} or {@code PT5S}. */
+/**
+ * The method runs under a lock, which is released after its transaction has been committed. If the lock is lost meanwhile, the call throws
+ * {@link dlock.NotHeld} when the method has ended, which can be after the commit. Times are such as {@code 5s} or {@code PT5S}.
+ */
 @Target(ElementType.METHOD)
 @Retention(RetentionPolicy.RUNTIME)
 public @interface Locked {
-    /** The lock's key: an expression over the arguments, such as {@code "'stock:' + #item"}. Several locks are taken as one. */
+    /**
+     * The lock's key: an expression over the arguments, such as {@code "'stock:' + #item"}; none of what it adds up may be null. Several locks
+     * are taken as one.
+     */
     String[] value();
 
     /** How long to wait: then {@link LockTakenException}. Empty: without bound. */

@@ -20,28 +20,39 @@ import org.aopalliance.intercept.MethodInvocation;
 import org.springframework.aop.support.AopUtils;
 import org.springframework.boot.convert.DurationStyle;
 import org.springframework.context.expression.MethodBasedEvaluationContext;
+import org.springframework.core.BridgeMethodResolver;
 import org.springframework.core.DefaultParameterNameDiscoverer;
 import org.springframework.core.annotation.AnnotatedElementUtils;
-import org.springframework.expression.Expression;
-import org.springframework.expression.spel.standard.SpelExpressionParser;
+import org.springframework.expression.ExpressionException;
 import org.springframework.transaction.IllegalTransactionStateException;
 import org.springframework.transaction.support.TransactionSynchronizationManager;
 
 /** Takes the lock of a {@link Locked} method around its transaction: lock, begin, commit, unlock. */
 class LockedInterceptor implements MethodInterceptor {
+    private static final DefaultParameterNameDiscoverer NAMES = new DefaultParameterNameDiscoverer();
+
     private final Supplier<DLocks> locks;
-    private final SpelExpressionParser parser = new SpelExpressionParser();
-    private final Map<String, Expression> expressions = new ConcurrentHashMap<>();
-    private final DefaultParameterNameDiscoverer names = new DefaultParameterNameDiscoverer();
+    private final Map<String, KeyExpression> expressions = new ConcurrentHashMap<>();
 
     LockedInterceptor(Supplier<DLocks> locks) {
         this.locks = locks;
     }
 
     /** Returns why no lock is like this, or null. */
-    static String mistake(Locked locked) {
+    static String mistake(Method method, Locked locked) {
         if (locked.value().length == 0) {
             return "value must name a lock";
+        }
+        Method named = BridgeMethodResolver.findBridgedMethod(method);
+        for (String expression : locked.value()) {
+            try {
+                String wrong = new KeyExpression(expression).mistake(named, NAMES.getParameterNames(named));
+                if (wrong != null) {
+                    return wrong;
+                }
+            } catch (ExpressionException | IllegalArgumentException | IllegalStateException wrong) {
+                return "its key cannot be read: " + wrong.getMessage();
+            }
         }
         if (locked.limit() < 1 || locked.limit() > 1 && locked.shared()) {
             return "limit must be at least 1, and not beside shared";
@@ -93,17 +104,18 @@ class LockedInterceptor implements MethodInterceptor {
         Object target = call.getThis();
         Method method = AopUtils.getMostSpecificMethod(call.getMethod(), target.getClass());
         Locked locked = AnnotatedElementUtils.findMergedAnnotation(method, Locked.class);
-        var arguments = new MethodBasedEvaluationContext(target, method, call.getArguments(), names);
+        var arguments = new MethodBasedEvaluationContext(target, method, call.getArguments(), NAMES);
         List<DLock> all = new ArrayList<>();
         for (String expression : locked.value()) {
-            String key = expressions.computeIfAbsent(expression, parser::parseExpression).getValue(arguments, String.class);
-            if (key == null || key.isEmpty()) {
-                throw new IllegalArgumentException("the key of @Locked on " + method + " must not be empty");
-            }
-            all.add(lock(key, locked));
+            all.add(lock(expressions.computeIfAbsent(expression, KeyExpression::new).key(arguments, method), locked));
         }
-        if (TransactionSynchronizationManager.isActualTransactionActive() && !all.stream().allMatch(DLock::isHeldByCurrentThread)) {
-            throw new IllegalTransactionStateException("the lock would be given back before the commit");
+        if (TransactionSynchronizationManager.isActualTransactionActive()) {
+            for (DLock one : all) {
+                if (!one.isHeldByCurrentThread()) {
+                    throw new IllegalTransactionStateException("a transaction is active, so the lock " + one.key() + " of " + method
+                            + " would be released before the commit: call it outside the transaction");
+                }
+            }
         }
         Lock lock = all.size() == 1 ? all.get(0) : DLocks.all(all.toArray(DLock[]::new));
         if (!take(lock, locked)) {

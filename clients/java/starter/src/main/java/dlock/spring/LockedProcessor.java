@@ -65,7 +65,7 @@ class LockedProcessor extends AbstractBeanFactoryAwareAdvisingPostProcessor impl
         int is = method.getModifiers();
         String why = Modifier.isPrivate(is) || Modifier.isStatic(is) || Modifier.isFinal(is)
                 ? "no proxy can be called instead of a method that is private, static or final"
-                : Later.declared(method) ? RETURNS_EARLY : LockedInterceptor.mistake(AnnotatedElementUtils
+                : Later.declared(method) ? RETURNS_EARLY : LockedInterceptor.mistake(method, AnnotatedElementUtils
                         .findMergedAnnotation(method, Locked.class));
         if (why != null) {
             throw new BeanCreationException(beanName, "@Locked cannot lock " + method + ": " + why);

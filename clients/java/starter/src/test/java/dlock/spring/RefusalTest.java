@@ -3,10 +3,13 @@ package dlock.spring;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import dlock.DLocks;
+import dlock.FakeLocks;
+import io.lettuce.core.resource.ClientResources;
 import java.io.PrintWriter;
 import java.io.StringWriter;
 import java.nio.file.Path;
@@ -20,6 +23,8 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.Flow;
 import java.util.concurrent.Future;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.atomic.AtomicReference;
 import java.util.function.BooleanSupplier;
 import java.util.function.IntSupplier;
 import java.util.function.Supplier;
@@ -29,7 +34,9 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.MethodSource;
 import org.springframework.beans.factory.BeanCreationException;
 import org.springframework.beans.factory.config.BeanPostProcessor;
+import org.springframework.boot.autoconfigure.AutoConfiguration;
 import org.springframework.boot.autoconfigure.AutoConfigurations;
+import org.springframework.boot.autoconfigure.condition.ConditionalOnMissingBean;
 import org.springframework.boot.test.context.runner.ApplicationContextRunner;
 import org.springframework.context.annotation.Bean;
 import org.springframework.context.annotation.Configuration;
@@ -178,6 +185,46 @@ class RefusalTest {
         public void work() {}
     }
 
+    static class MisspellsAParameter {
+        @Locked("'x' + #itm")
+        public void work(String item) {}
+    }
+
+    static class MisspellsAParameterWithin {
+        @Locked({"'x'", "'x'.concat(#item + (#p1 ?: #this))"})
+        public void work(String item) {}
+    }
+
+    static class IsNoExpression {
+        @Locked("'x' + #")
+        public void work(String item) {}
+    }
+
+    static class IsBlank {
+        @Locked(" ")
+        public void work(String item) {}
+    }
+
+    record Order(String item) {}
+
+    interface Generic<T> {
+        String work(T one);
+    }
+
+    /** Each way to name the parameters; javac makes a bridge without names. */
+    static class Names implements Generic<Order> {
+        @Override
+        @Locked({"'names:' + #order.item", "'names:' + #p0.item + #a0.item() + (#root == null)", "'names:' + (#order?.item ?: '-')"})
+        public String work(Order order) {
+            return order.item;
+        }
+
+        @Locked("#item")
+        public String alone(String item) {
+            return item;
+        }
+    }
+
     /** Each way to lock. */
     static class Ways {
         @Locked({"'ways:' + #work.class.name.length()", "'ways:b'"})
@@ -248,7 +295,8 @@ class RefusalTest {
         return Stream.of(ReturnsAFuture.class, ReturnsAStage.class, ReturnsAPublisher.class, ReturnsACallable.class,
                 ReturnsASupplier.class, ReturnsANumberLater.class, ReturnsAStream.class, ReturnsAnIterator.class,
                 ReturnsAnIterable.class, IsPrivate.class, IsFinal.class, IsStatic.class, Inherited.class,
-                SharesAndCounts.class, TakesMoreThanThereAre.class, WaitsForNoTime.class);
+                SharesAndCounts.class, TakesMoreThanThereAre.class, WaitsForNoTime.class, MisspellsAParameter.class,
+                MisspellsAParameterWithin.class, IsNoExpression.class, IsBlank.class);
     }
 
     @ParameterizedTest
@@ -259,6 +307,94 @@ class RefusalTest {
             assertTrue(why instanceof BeanCreationException && why.getMessage().contains("@Locked") && why.getMessage().contains("mistake"),
                     String.valueOf(why));
         });
+    }
+
+    @Test
+    void aNameThatIsNotKnownIsNamed() {
+        program.withBean("mistake", MisspellsAParameter.class).run(context -> {
+            String why = context.getStartupFailure().getMessage();
+            assertTrue(why.contains("#itm in 'x' + #itm is none of its parameters, which are [item]"), why);
+        });
+        program.withBean("mistake", MisspellsAParameterWithin.class).run(context -> {
+            String why = context.getStartupFailure().getMessage();
+            assertTrue(why.contains("#p1"), why);
+        });
+    }
+
+    @Test
+    void aKeyWithNullIsRefused() {
+        program.withBean("names", Names.class).run(context -> {
+            Names bean = context.getBean(Names.class);
+            assertEquals("a", bean.work(new Order("a")));
+            assertEquals("names:a", bean.alone("names:a"));
+            var refused = assertThrows(IllegalArgumentException.class, () -> bean.work(new Order(null)));
+            for (String said : List.of("#order.item is null", "Names.work(")) {
+                assertTrue(refused.getMessage().contains(said), refused.getMessage());
+            }
+            assertThrows(IllegalArgumentException.class, () -> bean.alone(null));
+            assertThrows(IllegalArgumentException.class, () -> bean.alone(""));
+        });
+    }
+
+    /** As Spring Boot does with its metrics, and the customizers of the program. */
+    @AutoConfiguration(after = DLockAutoConfiguration.class)
+    static class Boots {
+        final AtomicInteger measured = new AtomicInteger();
+
+        @Bean(destroyMethod = "shutdown")
+        @ConditionalOnMissingBean(ClientResources.class)
+        ClientResources lettuceClientResources() {
+            return ClientResources.builder().commandLatencyRecorder((local, remote, command, first, whole) -> measured.incrementAndGet())
+                    .build();
+        }
+    }
+
+    @Test
+    void theResourcesOfSpringBootAreUsed() {
+        program.withConfiguration(AutoConfigurations.of(Boots.class)).run(context -> {
+            assertFalse(context.getBean(DLocks.class).lock("refusal:resources").isLocked());
+            Shop.until("it is measured", () -> context.getBean(Boots.class).measured.get() > 0);
+            assertEquals(1, context.getBeansOfType(ClientResources.class).size());
+        });
+    }
+
+    @Test
+    void theStartersOwnResourcesEndWithTheProgram() {
+        var own = new AtomicReference<ClientResources>();
+        program.run(context -> {
+            assertTrue(context.getBeansOfType(ClientResources.class).isEmpty());
+            own.set(context.getBean(DLockAutoConfiguration.Resources.class).own);
+            assertFalse(own.get().eventExecutorGroup().isShuttingDown());
+        });
+        assertTrue(own.get().eventExecutorGroup().isShuttingDown());
+    }
+
+    @Configuration(proxyBeanMethods = false)
+    static class Fake {
+        @Bean
+        DLocks dLocks() {
+            return new FakeLocks().locks();
+        }
+    }
+
+    @Test
+    void aTestNeedsNoServer() {
+        program.withPropertyValues("dlock.url=redis://localhost:1").withUserConfiguration(Fake.class).withBean("works", Works.class)
+                .run(context -> assertEquals("true", context.getBean(Works.class).heldAs(context.getBean(DLocks.class), "refusal:works")));
+    }
+
+    @Test
+    void aUrlOfSentinelNamesThePrimary() {
+        for (String url : List.of("redis-sentinel://:secret@localhost:26379", "rediss-sentinel://localhost,localhost:26380/1#")) {
+            program.withPropertyValues("dlock.url=" + url).run(context -> {
+                StringWriter shown = new StringWriter();
+                context.getStartupFailure().printStackTrace(new PrintWriter(shown));
+                assertTrue(shown.toString().contains("dlock.url must end with # and the primary's name"), shown.toString());
+                assertFalse(shown.toString().contains("secret"), "the password is in the trace");
+            });
+        }
+        program.withPropertyValues("dlock.url=redis-sentinel://localhost:26379,localhost#name")
+                .run(context -> assertNull(context.getStartupFailure()));
     }
 
     @Test

@@ -15,6 +15,7 @@ import io.lettuce.core.codec.StringCodec;
 import io.lettuce.core.output.IntegerOutput;
 import io.lettuce.core.protocol.CommandArgs;
 import java.time.Duration;
+import java.util.List;
 import java.util.UUID;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
@@ -165,7 +166,10 @@ class SpringTest {
     void lockWithinATransactionIsRefused() {
         stock.add(item);
         stock.when(() -> {}, () -> {});
-        assertThrows(IllegalTransactionStateException.class, () -> stock.sellWithin(stock, item));
+        var refused = assertThrows(IllegalTransactionStateException.class, () -> stock.sellWithin(stock, item));
+        for (String said : List.of("Stock.sell(", "stock:" + item, "call it outside the transaction")) {
+            assertTrue(refused.getMessage().contains(said), refused.getMessage());
+        }
         assertEquals(0, stock.sold(item));
     }
 
