@@ -30,4 +30,4 @@ def test_one_report_in_a_period():
     command = [sys.executable, str(example), os.environ["DLOCK_SINGLE"], server.key]
     runs = [subprocess.run(command, check=True, capture_output=True, text=True, timeout=60) for _ in range(2)]
     assert [run.stdout for run in runs] == ["made\n", ""]
-    assert server.info()["holders"][0]["lease-ms"] > 3_500_000
+    assert server.info()["holders"][0]["lease-ms"] > 50_000

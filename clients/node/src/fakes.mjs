@@ -5,7 +5,7 @@
  * They are fair to nobody and keep nothing: a lock is taken or free, waits end at their time-out, and `lose` takes a hold
  * away, as a server does after a failure. `commands` has what was guarded, and `reply` answers it.
  */
-import { at, now, pause } from './clock.mjs';
+import { now, pause } from './clock.mjs';
 import { Closed, Fenced, NotHeld } from './errors.mjs';
 import { asyncDispose } from './hold.mjs';
 import { Takes } from './locks.mjs';
@@ -17,13 +17,14 @@ export class FakeHold {
   #locks;
   #abort = new AbortController();
   #lease;
-  #stopTimer;
+  #timer;
   over = ''; // why it is held no more
 
   constructor(locks, key, token, { lease, maxHold }, { shared = false, limit = 1, permits = 1 }) {
     this.#locks = locks;
     this.#lease = lease;
-    this.#stopTimer = at(now() + maxHold, () => this.lose('maxHold is over'));
+    // It keeps the process alive, as the connections of `Locks` do: a test may wait for the loss.
+    if (maxHold < Infinity) this.#timer = setTimeout(() => this.lose('maxHold is over'), Math.min(maxHold, 2 ** 31 - 1));
     this.key = key;
     this.token = token;
     this.owner = `fake/${token}`;
@@ -57,7 +58,7 @@ export class FakeHold {
   end(reason) {
     if (this.over) throw new NotHeld(`NOTHELD '${this.key}' is not held: ${this.over}`);
     this.over = reason;
-    this.#stopTimer();
+    clearTimeout(this.#timer);
     this.#locks.holds.delete(this);
   }
 
