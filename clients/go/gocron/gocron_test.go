@@ -123,9 +123,6 @@ func TestOneProcessRunsEachTick(t *testing.T) {
 // The process that ran the tick has ended, and so have its leases: a process that is late does not run it again.
 func TestATickIsRememberedWithoutItsProcess(t *testing.T) {
 	const every = time.Hour
-	if left := time.Until(time.Now().Add(every / 4).Truncate(every).Add(every * 3 / 4)); left < 20*time.Second {
-		time.Sleep(left + time.Second) // no tick begins in the middle
-	}
 	job := rand.Text()
 	run := func() error {
 		locks, err := dlock.New(client(), dlock.Settings{Lease: time.Second})
@@ -149,6 +146,72 @@ func TestATickIsRememberedWithoutItsProcess(t *testing.T) {
 	time.Sleep(3 * time.Second) // nothing happens
 	if err := run(); !errors.Is(err, dlock.ErrTaken) {
 		t.Errorf("it is run again: %v", err)
+	}
+}
+
+// Whenever the tick is, a process that is late by less than three quarters of every finds it taken, and the next one is free.
+func TestATickLastsForThreeQuarters(t *testing.T) {
+	const every = 8 * time.Second
+	locks, err := dlock.New(client(), dlock.Settings{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(locks.Close)
+	locker, err := NewLocker(locks, every)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, phase := range []time.Duration{0, every / 4, every / 2, every * 3 / 4} {
+		t.Run(phase.String(), func(t *testing.T) {
+			t.Parallel()
+			job := rand.Text()
+			time.Sleep(time.Until(time.Now().Truncate(every).Add(every + phase)))
+			if _, err := locker.Lock(ctx, job); err != nil {
+				t.Fatal(err)
+			}
+			key := "gocron:{" + job + "}"
+			left, err := client().Do(ctx, "DLOCK.HELD", key).Slice()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ms, _ := left[2].(int64); ms <= (every/2).Milliseconds() || ms > (every*3/4).Milliseconds() {
+				t.Errorf("it is left for %d ms", ms)
+			}
+			if _, err := locker.Lock(ctx, job); !errors.Is(err, dlock.ErrTaken) {
+				t.Errorf("a late process: %v", err)
+			}
+			for end := time.Now().Add(every); ; time.Sleep(20 * time.Millisecond) {
+				if _, err = locker.Lock(ctx, job); err == nil || time.Now().After(end) {
+					break
+				}
+			}
+			if err != nil {
+				t.Errorf("the next tick: %v", err)
+			}
+		})
+	}
+}
+
+// A server without the module refuses each campaign.
+func TestAnElectorSaysWhyItCannotLead(t *testing.T) {
+	locks, err := dlock.New(redis.NewClient(&redis.Options{Addr: os.Getenv("DLOCK_BARE")}), dlock.Settings{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer locks.Close()
+	elector, err := NewElector(locks, rand.Text(), "me")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = elector.Close(ctx) }()
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		err = elector.IsLeader(ctx)
+		if err != nil && strings.Contains(err.Error(), "unknown command") {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%v", err)
+		}
 	}
 }
 
