@@ -6,13 +6,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use dlock_evidence::group::{Group, Node, DOWN_AFTER_MS, ISLANDERS, MAINLANDERS, REPL_TIMEOUT};
+use dlock_harness::cluster::part;
 use dlock_harness::{until, Door, Network, Party};
 use fastrand::Rng;
 
 use crate::client::all_locks;
 use crate::fault::Fault;
 use crate::nodes::{configured, end_quarantine, PATIENCE};
-use crate::route::{slot_of, slots_of, ByCluster, Route, SLOTS};
+use crate::route::{slot_of, slots_of, ByCluster, Route};
 use crate::run::{Inflicted, Plan, Scene};
 
 const PRIMARIES: usize = 3;
@@ -72,8 +73,8 @@ impl Cluster {
         for (number, node) in self.group.nodes.iter().enumerate() {
             node.say(&format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1));
             if number < PRIMARIES {
-                let first = number * SLOTS / PRIMARIES;
-                let last = (number + 1) * SLOTS / PRIMARIES - 1;
+                let slots = part(number, PRIMARIES);
+                let (first, last) = (slots.start(), slots.end());
                 node.say(&format!("CLUSTER ADDSLOTSRANGE {first} {last}"));
             }
         }

@@ -5,14 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_evidence::group::ask_sentinel;
+use dlock_harness::cluster::SLOTS;
 use dlock_harness::redis::{from_redis_value, Value};
 use dlock_harness::Party;
 use fastrand::Rng;
 
 use crate::link::{Link, Reply};
-
-/// Slots of a cluster.
-pub const SLOTS: usize = 16_384;
 
 /// The bound of a question about the way.
 const BOUND: Duration = Duration::from_millis(500);

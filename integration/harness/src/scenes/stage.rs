@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use crate::machine::patience::{await_every, await_until, PATIENCE};
+use crate::servers::cluster::{divide_slots, join};
 use crate::servers::server::Server;
 use crate::talk::ask::Ask;
 use crate::talk::wire::Wire;
@@ -56,10 +57,9 @@ impl Stage {
                 .config("cluster-replica-no-failover", "yes")
         };
         let cluster: Vec<Server> = (0..2 * MASTERS).map(|_| node().start()).collect();
-        join(&cluster);
-        for node in &cluster {
-            node.trust_other_nodes();
-        }
+        let (masters, replicas) = cluster.split_at(MASTERS);
+        divide_slots(masters);
+        join(masters, replicas);
         await_up(&cluster);
         Stage {
             masters: std::array::from_fn(|_| builder().start()),
@@ -352,54 +352,6 @@ fn is_up(connection: &mut Wire) -> bool {
         .all(|word| info.contains(&format!("cluster_{word}\r\n")))
 }
 
-/// Joins the nodes in one cluster: the first ones become masters with a third of the slots each, the others their replicas.
-fn join(nodes: &[Server]) {
-    let mut first = nodes[0].connection();
-    for (i, node) in nodes.iter().enumerate() {
-        node.connection()
-            .run(&format!("CLUSTER SET-CONFIG-EPOCH {}", i + 1));
-        if i > 0 {
-            let (port, bus) = (node.port(), bus_port(node));
-            first.run(&format!("CLUSTER MEET 127.0.0.1 {port} {bus}"));
-        }
-    }
-    for (i, node) in nodes[..MASTERS].iter().enumerate() {
-        let (from, to) = (16384 * i / MASTERS, 16384 * (i + 1) / MASTERS - 1);
-        node.connection()
-            .run(&format!("CLUSTER ADDSLOTSRANGE {from} {to}"));
-    }
-    await_until("every node knows all", PATIENCE, || {
-        nodes.iter().all(|node| {
-            let mut connection = node.connection();
-            let known: String = connection.ask("CLUSTER NODES");
-            known.lines().count() == nodes.len()
-                && !known.contains("handshake")
-                && is_up(&mut connection)
-        })
-    });
-    for (master, replica) in nodes.iter().zip(&nodes[MASTERS..]) {
-        let id: String = master.connection().ask("CLUSTER MYID");
-        replica.connection().run(&format!("CLUSTER REPLICATE {id}"));
-    }
-    await_until("every master has its replica", PATIENCE, || {
-        nodes[..MASTERS]
-            .iter()
-            .zip(&nodes[MASTERS..])
-            .all(|(master, replica)| {
-                let info = replica.info("replication");
-                info.get("master_port") == Some(&master.port().to_string())
-                    && info.get("master_link_status") == Some("up")
-            })
-    });
-    // A client may ask any node for the slots.
-    await_until("every node knows the replicas", PATIENCE, || {
-        nodes.iter().all(|node| {
-            let known: String = node.connection().ask("CLUSTER NODES");
-            known.lines().filter(|line| line.contains("slave")).count() == nodes.len() - MASTERS
-        })
-    });
-}
-
 /// Waits until every node is up and serves, and all agree on the nodes, their replicas and their slots.
 fn await_up(nodes: &[Server]) {
     await_every(
@@ -444,13 +396,4 @@ fn view(text: &str) -> Option<BTreeSet<String>> {
             .then(|| format!("{id} {role} {master} {}", slots.join(" ")))
     };
     text.lines().map(line).collect()
-}
-
-/// Returns the port for other nodes.
-fn bus_port(server: &Server) -> String {
-    let file = std::fs::read_to_string(server.config_path()).expect("the file is there");
-    let port = file
-        .lines()
-        .find_map(|line| line.strip_prefix("cluster-port "));
-    port.expect("the harness chose a port").to_owned()
 }

@@ -1,5 +1,7 @@
 //! Several servers that form one cluster.
 
+use std::ops::RangeInclusive;
+
 use crate::machine::patience::{await_until, PATIENCE};
 use crate::servers::server::Server;
 use crate::talk::ask::Ask;
@@ -7,14 +9,19 @@ use crate::talk::ask::Ask;
 /// The number of slots of a cluster.
 pub const SLOTS: usize = 16_384;
 
+/// Returns the slots of a master's equal part.
+pub fn part(number: usize, masters: usize) -> RangeInclusive<usize> {
+    number * SLOTS / masters..=(number + 1) * SLOTS / masters - 1
+}
+
 /// Divides all slots among masters that do not know each other yet.
 #[track_caller]
 pub fn divide_slots(masters: &[Server]) {
     for (number, master) in masters.iter().enumerate() {
         let mut connection = master.connection();
         connection.run(&format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1));
-        let first = number * SLOTS / masters.len();
-        let last = (number + 1) * SLOTS / masters.len() - 1;
+        let slots = part(number, masters.len());
+        let (first, last) = (slots.start(), slots.end());
         connection.run(&format!("CLUSTER ADDSLOTSRANGE {first} {last}"));
     }
 }
