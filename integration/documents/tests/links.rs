@@ -58,9 +58,12 @@ fn without_code(line: &str) -> String {
 fn links(page: &str) -> Vec<String> {
     let targets = |line: &str| -> Vec<String> {
         let rest = without_code(line);
-        let ends = rest.split("](").skip(1);
-        ends.map(|end| end.split(')').next().unwrap_or_default().to_owned())
-            .collect()
+        let opened = [("](", ')'), ("src=\"", '"'), ("srcset=\"", '"')];
+        let ends = opened.iter().flat_map(|(begin, end)| {
+            let ends = rest.split(begin).skip(1);
+            ends.map(|target| target.split(*end).next().unwrap_or_default().to_owned())
+        });
+        ends.collect()
     };
     // A link may be broken between two lines.
     let text: Vec<&str> = prose(page).collect();
@@ -281,7 +284,8 @@ fn a_broken_link_is_found() {
         `[code](nowhere.md)` [site](https://example.org/#none)\n\
         [1](other.md) [2](other.md#two-words) [3](#dlockx-what-and-why) [4](#twice-1) ![5](plot.svg) [6](../LICENSE) [7](other.md#kept)\n\
         [`a`](other.md#none) [b](#no-heading) [c](#twice-2) [d](missing.md) ![e](missing.svg) [f](../../LICENSE) [g]() [h\n\
-        i](none.md)\n";
+        i](none.md)\n\
+        <picture><source srcset=\"narrow.svg\"><img src=\"plot.svg\"></picture>\n";
     let expected = [
         "other.md#none",
         "#no-heading",
@@ -291,6 +295,7 @@ fn a_broken_link_is_found() {
         "../../LICENSE",
         "",
         "none.md",
+        "narrow.svg",
     ];
     assert_eq!(broken(Path::new("docs/page.md"), page, files), expected);
 }
