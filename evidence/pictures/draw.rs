@@ -5,6 +5,7 @@
 //! | `size W H` | the size of the picture; comes first |
 //! | `title WORDS` | the text for readers who do not see it |
 //! | `text X Y STYLE WORDS` | words; the style is `left`, `middle`, `right`, `bold`, `soft` or `mono` |
+//! | `made X Y FILE WORDS` | soft words, and what FILE says that its figures are of: the version, the date and the server |
 //! | `box X Y W H STYLE WORDS` | a box; its words are in the middle, `\n` begins a line; `plain`, `good`, `bad`, `busy` or `free` |
 //! | `arrow X Y X Y STYLE WORDS` | an arrow with words above its middle; `plain`, `good`, `bad`, or `dashed` |
 //! | `line X Y X Y` | a thin line |
@@ -57,6 +58,7 @@ pub fn picture(text: &str, project: &Path) -> Result<String, String> {
             "size" => size = Some(numbers::<2>(rest).ok_or_else(wrong)?.0),
             "title" => title = rest,
             "text" => body += &words(rest).ok_or_else(wrong)?,
+            "made" => body += &made(rest, project).ok_or_else(wrong)?,
             "box" => body += &boxed(rest).ok_or_else(wrong)?,
             "arrow" => body += &arrow(rest).ok_or_else(wrong)?,
             "line" => {
@@ -105,6 +107,16 @@ fn words(line: &str) -> Option<String> {
     let ([x, y], rest) = numbers(line)?;
     let (style, words) = rest.split_once(' ')?;
     Some(label(x, y, &style.replace('+', " "), words))
+}
+
+fn made(line: &str, project: &Path) -> Option<String> {
+    let ([x, y], rest) = numbers(line)?;
+    let (file, words) = rest.split_once(' ')?;
+    let page = fs::read_to_string(project.join(file)).ok()?;
+    let facts = page.lines().find(|line| line.starts_with("dlock "))?;
+    let facts: Vec<&str> = facts.splitn(4, ", ").take(3).collect();
+    let facts = facts.join(", ");
+    Some(label(x, y, "soft", &format!("{words} {facts}.")))
 }
 
 fn boxed(line: &str) -> Option<String> {
