@@ -3,8 +3,14 @@
 import sqlite3
 
 
+def begin(database, item, token):
+    """Raises the high-water mark of the tokens, before anything is read: from now on every older holder is too late."""
+    done = database.execute("UPDATE stock SET token = ? WHERE item = ? AND token <= ?", (token, item, token))
+    return done.rowcount == 1
+
+
 def write(database, item, sold, token):
-    """Writes only what is not older than what is there: the high-water mark of the tokens."""
+    """Writes only what no newer holder has begun to work on."""
     done = database.execute(
         "UPDATE stock SET sold = ?, token = ? WHERE item = ? AND token <= ?", (sold, token, item, token)
     )
@@ -16,8 +22,10 @@ if __name__ == "__main__":
     database.execute("CREATE TABLE stock (item TEXT PRIMARY KEY, sold INTEGER, token INTEGER)")
     database.execute("INSERT INTO stock VALUES ('book', 0, 0)")
     early, late = 1795257735768587, 1795257740022703
-    assert write(database, "book", 1, early)
-    assert write(database, "book", 2, late)
-    assert write(database, "book", 3, late), "the holder may write again"
-    assert not write(database, "book", 9, early), "it was paused, and is too late"
-    assert database.execute("SELECT sold FROM stock").fetchone() == (3,)
+    assert begin(database, "book", early)
+    assert begin(database, "book", late)
+    assert not write(database, "book", 9, early), "it was paused, and is too late, though nobody has written yet"
+    assert not begin(database, "book", early)
+    assert write(database, "book", 1, late)
+    assert write(database, "book", 2, late), "the holder may write again"
+    assert database.execute("SELECT sold FROM stock").fetchone() == (2,)
