@@ -186,7 +186,12 @@ impl Setting {
                 .config("min-replicas-max-lag", self.max_lag);
         }
         if self.confirms {
-            server = server.module_argument("replicas").module_argument(replicas);
+            // As docs/guarantees.md recommends it.
+            server = server
+                .config("appendonly", "yes")
+                .config("rdb-del-sync-files", "yes")
+                .module_argument("replicas")
+                .module_argument(replicas);
         }
         if self.quarantine_ms > 0 {
             server = server
