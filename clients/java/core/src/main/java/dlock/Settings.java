@@ -26,6 +26,9 @@ public record Settings(
         positive("hangTimeout", hangTimeout, 1);
         positive("replyTimeout", replyTimeout, 1);
         positive("clockMargin", clockMargin, 0);
+        if (clockMargin.compareTo(lease) >= 0) {
+            throw new IllegalArgumentException("clockMargin must be shorter than the lease, which is " + lease + ", not " + clockMargin);
+        }
         if (observer == null) {
             throw new IllegalArgumentException("observer must not be null");
         }

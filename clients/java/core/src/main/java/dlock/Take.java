@@ -47,6 +47,11 @@ final class Take implements Job {
 
     Take(Sessions s, Request request, long wait) {
         s.check();
+        long margin = s.settings.clockMargin().toNanos();
+        if (request.lease() <= margin) {
+            throw new IllegalArgumentException("lease must be longer than clockMargin, which is " + margin / MS + " ms, not "
+                    + request.lease() / MS + " ms");
+        }
         this.s = s;
         this.request = request;
         this.wait = wait;

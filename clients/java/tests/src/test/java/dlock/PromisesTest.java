@@ -163,6 +163,9 @@ class PromisesTest {
             s.hold();
             assertFalse(lock.tryLock(Duration.ofMillis(200), Duration.ofSeconds(60)));
             assertThrows(IllegalArgumentException.class, () -> lock.lock(Duration.ZERO));
+            Settings settings = Settings.DEFAULT; // no hold would ever be believed
+            assertThrows(IllegalArgumentException.class, () -> settings.clockMargin(settings.lease()));
+            assertThrows(IllegalArgumentException.class, () -> locks.ask(s.key).lease(settings.clockMargin()).tryHold());
             s.ask(s.key, "DLOCK.FORCERELEASE", s.key);
         }
     }
