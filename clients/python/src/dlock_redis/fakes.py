@@ -160,7 +160,7 @@ class AsyncFakeHold:
 
 
 class AsyncFakeLocks:
-    """What a program uses of `AsyncLocks`, with the same arguments, except for `many`."""
+    """What a program uses of `AsyncLocks`, with the same arguments."""
 
     def __init__(self) -> None:
         self._locks = FakeLocks()
@@ -184,6 +184,16 @@ class AsyncFakeLocks:
     async def lock(self, key: Any, blocking_timeout: float | None = None, **options: Any) -> AsyncIterator[Any]:
         async with await self.acquire(key, blocking_timeout, **options) as hold:
             yield hold
+
+    @contextlib.asynccontextmanager
+    async def many(
+        self, keys: Iterable[Any], blocking_timeout: float | None = None, **options: Any
+    ) -> AsyncIterator[dict[Any, AsyncFakeHold]]:
+        holds: dict[Any, AsyncFakeHold] = {}
+        async with contextlib.AsyncExitStack() as stack:
+            for key in sorted(set(keys)):
+                holds[key] = await stack.enter_async_context(self.lock(key, blocking_timeout, **options))
+            yield holds
 
     async def is_held(self, key: Any) -> bool:
         return self._locks.is_held(key)
