@@ -20,5 +20,6 @@ show judge/judge.md judge.md
 show schedules/schedules.md schedules.md
 show clocks/clocks.md clocks.md
 show disks/disks.md disks.md
+show bench-clients/clients.md clients.md
 show rivals/full/rivals.md rivals.md
 show failover-clients/full/failover-clients.md failover-clients.md

@@ -17,6 +17,7 @@ const [PAIRS, ROUNDS, SECONDS] = [3000, 5, 5];
 const name = () => `bench:${randomUUID()}`;
 const now = () => performance.now();
 const silent = { warn() {} };
+const watch = new Redis({ host, port: Number(port) });
 
 async function command(line) {
   const [at, control] = process.env.DLOCK_CONTROL.split(':');
@@ -80,26 +81,36 @@ const FLOORS = {
 const ALL = { ...KINDS, ...FLOORS };
 const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
 
-/** Pairs a second; and microseconds of the processor's time for each, which a busy machine changes less. */
+/** A field of the server's INFO. */
+const told = async (field) => Number(new RegExp(`^${field}:(.*)`, 'm').exec(await watch.call('INFO', 'everything'))[1]);
+const connections = async () => (await watch.client('LIST')).trim().split('\n').length;
+const connectionsBefore = () => sleep(1000).then(connections); // those of the last one have ended
+/** Microseconds of the processor that the server has used. */
+const ofServer = async () => 1e6 * (await told('used_cpu_user') + await told('used_cpu_sys'));
+
+/** Pairs a second, and microseconds of the processor for each, the client's and the server's: a busy machine changes these less. */
 async function uncontended(kind) {
   const [one, key] = [ALL[kind](), name()];
   for (let i = 0; i < 300; i++) await one.pair(key, () => {});
-  const [began, before] = [now(), process.cpuUsage()];
+  const [served, began, before] = [await ofServer(), now(), process.cpuUsage()];
   for (let i = 0; i < PAIRS; i++) await one.pair(key, () => {});
   const [took, { user, system }] = [now() - began, process.cpuUsage(before)];
+  const server = await ofServer() - served;
   await one.end();
-  return { rate: PAIRS / took * 1000, work: (user + system) / PAIRS };
+  return { rate: PAIRS / took * 1000, client: (user + system) / PAIRS, server: server / PAIRS };
 }
 
-/** Waits in milliseconds, sorted, and the turns of each worker. */
+/** Waits in milliseconds, sorted, and the turns of each worker within the time. Waits that outlast it also count. */
 async function contended(kind, workers) {
   const [one, key, waits, turns] = [KINDS[kind](), name(), [], Array(workers).fill(0)];
   await one.pair(key, () => {});
   const end = now() + 1000 * SECONDS;
   await Promise.all(turns.map(async (_, number) => {
     for (let began = now(); began < end; began = now()) {
-      await one.pair(key, () => waits.push(now() - began));
-      turns[number]++;
+      await one.pair(key, () => {
+        waits.push(now() - began);
+        turns[number] += now() < end;
+      });
     }
   }));
   await one.end();
@@ -119,22 +130,32 @@ async function thirtyTwoAt50ms(kind) {
   return took / 50;
 }
 
+/** Connections while this many tasks wait for one held lock. They take it in turn in the end. */
+async function waiting(kind, count) {
+  const [before, { locks, end }, key] = [await connectionsBefore(), KINDS[kind](), name()];
+  const hold = await locks.lock(key);
+  const turns = Array.from({ length: count }, () => locks.using(key, () => {}));
+  while (await told('dlock_places_queued') < count) await sleep(10);
+  const seen = await connections() - before;
+  await hold.release();
+  await Promise.all(turns);
+  await end();
+  return seen;
+}
+
 /** Commands a second on the wire while this many locks are held, connections, and losses. */
 async function held(kind, count) {
   const path = await command(`path ${host}:${port}`);
-  const watch = new Redis({ host, port: Number(port) });
-  const clients = async () => (await watch.client('LIST')).split('\n').length;
-  const before = await clients();
+  const before = await connectionsBefore();
   const { locks, end } = KINDS[kind](path.split(':')[1]);
   const holds = await Promise.all(Array.from({ length: count }, (_, i) => locks.lock(`${name()}:${i}`)));
-  const connections = await clients() - before;
+  const seen = await connections() - before;
   const first = Number(await command(`commands ${path}`));
   await sleep(10_000);
   const rate = (Number(await command(`commands ${path}`)) - first) / 10;
   const lost = holds.filter((hold) => hold.lost).length;
   await end();
-  watch.disconnect();
-  return [rate, connections, lost];
+  return [rate, seen, lost];
 }
 
 const kinds = Object.keys(KINDS);
@@ -143,25 +164,30 @@ console.log(`\n${process.env.DLOCK_SERVER}, Node ${process.version}; medians of 
 const seen = Object.fromEntries(Object.keys(ALL).map((kind) => [kind, []]));
 for (let round = 0; round < ROUNDS; round++) for (const kind in ALL) seen[kind].push(await uncontended(kind));
 const theirs = median(seen['node-redlock 5'].map(({ rate }) => rate));
-console.log('| uncontended | pairs a second | least and most | of node-redlock | microseconds of the processor |\n|---|---|---|---|---|');
+console.log('| uncontended | pairs a second | least, most | of node-redlock | client µs a pair | server µs a pair |\n|---|---|---|---|---|---|');
 for (const kind in ALL) {
-  const [rates, works] = ['rate', 'work'].map((what) => seen[kind].map((one) => one[what]));
+  const [rates, client, server] = ['rate', 'client', 'server'].map((what) => seen[kind].map((one) => one[what]));
   const [rate, all] = [median(rates), rates.map(Math.round)];
-  console.log(`| ${kind} | ${Math.round(rate)} | ${Math.min(...all)}, ${Math.max(...all)} | ${(rate / theirs).toFixed(2)} | ${median(works).toFixed(0)} |`);
+  console.log(`| ${kind} | ${Math.round(rate)} | ${Math.min(...all)}, ${Math.max(...all)} | ${(rate / theirs).toFixed(2)} | ${median(client).toFixed(0)} | ${median(server).toFixed(1)} |`);
 }
-console.log('\n| workers on one lock | | turns a second | wait p50 ms | p99 ms | longest ms | fewest and most turns |\n|---|---|---|---|---|---|---|');
+console.log('\n| workers on one lock | | turns a second | wait p50 ms | p99 ms | p99.9 ms | longest ms | fewest and most turns |\n|---|---|---|---|---|---|---|---|');
 for (const workers of [16, 100]) {
   for (const kind of kinds) {
     const [waits, turns] = await contended(kind, workers);
     const at = (part) => waits[Math.min(waits.length - 1, Math.floor(waits.length * part))].toFixed(1);
-    console.log(`| ${workers} | ${kind} | ${Math.round(waits.length / SECONDS)} | ${at(0.5)} | ${at(0.99)} | ${at(1)} | ${Math.min(...turns)}, ${Math.max(...turns)} |`);
+    console.log(`| ${workers} | ${kind} | ${Math.round(turns.reduce((a, b) => a + b) / SECONDS)} | ${at(0.5)} | ${at(0.99)} | ${at(0.999)} | ${at(1)} | ${Math.min(...turns)}, ${Math.max(...turns)} |`);
   }
+}
+console.log('\n| tasks that wait for one held lock | | connections |\n|---|---|---|');
+for (const count of [1, 100, 1_000]) {
+  for (const kind of ours) console.log(`| ${count} | ${kind} | ${await waiting(kind, count)} |`);
 }
 for (const kind of ours) console.log(`\n32 tasks on free locks at 50 ms, ${kind}: ${(await thirtyTwoAt50ms(kind)).toFixed(2)} round trips together`);
 console.log('\n| locks held in one process | | commands a second | connections | lost |\n|---|---|---|---|---|');
 for (const kind of ours) {
   for (const count of [100, 10_000]) {
-    const [rate, connections, lost] = await held(kind, count);
-    console.log(`| ${count} | ${kind} | ${rate.toFixed(1)} | ${connections} | ${lost} |`);
+    const [rate, seen, lost] = await held(kind, count);
+    console.log(`| ${count} | ${kind} | ${rate.toFixed(1)} | ${seen} | ${lost} |`);
   }
 }
+watch.disconnect();

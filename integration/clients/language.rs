@@ -17,6 +17,8 @@ use crate::control::Served;
 /// A language, and the programs that its tests need.
 pub struct Language {
     pub name: &'static str,
+    /// The name in a page's heading.
+    pub title: &'static str,
     needs: &'static [&'static str],
 }
 
@@ -29,7 +31,7 @@ pub enum Script {
     Tests,
     /// Runs the shared cases only.
     Cases,
-    /// Measures the package together with the language's popular locks.
+    /// Measures the package together with the language's popular locks. Prints Markdown, and anything else to stderr.
     Bench,
 }
 
@@ -55,31 +57,38 @@ impl Script {
 pub const LANGUAGES: &[Language] = &[
     Language {
         name: "java",
+        title: "Java",
         needs: &["javac"],
     },
     Language {
         name: "rust",
+        title: "Rust",
         needs: &["cargo"],
     },
     Language {
         name: "python",
+        title: "Python",
         needs: &["python3"],
     },
     Language {
         name: "node",
+        title: "Node.js",
         needs: &["node", "npm"],
     },
     Language {
         name: "go",
+        title: "Go",
         needs: &["go"],
     },
     // Debian's packages run the tests: run.sh installs them.
     Language {
         name: "php",
+        title: "PHP",
         needs: &["apt-get"],
     },
     Language {
         name: "ruby",
+        title: "Ruby",
         needs: &["apt-get"],
     },
 ];
@@ -112,6 +121,10 @@ impl Failure {
 impl Verdict {
     pub fn is_well(&self) -> bool {
         !matches!(self, Verdict::Failed(_))
+    }
+
+    pub fn has_passed(&self) -> bool {
+        matches!(self, Verdict::Passed(_))
     }
 }
 
@@ -194,13 +207,18 @@ impl Language {
         let log = seen.join("output.txt");
         std::fs::create_dir_all(&seen)?;
         let output = File::create(&log)?;
+        let errors = match script {
+            // Its output is part of a page.
+            Script::Bench => Stdio::inherit(),
+            Script::Install | Script::Tests | Script::Cases => output.try_clone()?.into(),
+        };
         let child = Command::new("bash")
             .arg(self.directory().join(script.file()))
             .args(script.arguments())
             .current_dir(self.directory())
             .stdin(Stdio::null())
-            .stdout(output.try_clone()?)
-            .stderr(output)
+            .stdout(output)
+            .stderr(errors)
             .envs(environment)
             .env("DLOCK_CLIENT_TARGET", &target)
             .env("DLOCK_CLIENT_SEEN", &seen)
@@ -237,7 +255,7 @@ fn has(program: &str) -> bool {
 }
 
 /// Returns the directory of everything that is built and fetched.
-fn target_directory() -> PathBuf {
+pub fn target_directory() -> PathBuf {
     let named = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     let own = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("..")

@@ -4,7 +4,8 @@
 //! language. Then, for each server program (the environment's one, and those on the command line), a stage of servers starts, and
 //! `run.sh` runs with their addresses in its environment; `clients/DESIGN.md` documents it and the tests. Several languages run
 //! at a time, since tests mostly wait; the output of each is shown when it has ended.
-//! With `--bench` it runs `<language>/bench.sh`, where there is one, one language after the other.
+//! With `--bench` it runs `<language>/bench.sh`, where there is one, one language after the other. If none was left out, their tables
+//! go to `bench-clients/clients.md` in the target directory.
 //! With `--serve` it only starts the servers, of the last program, and prints that environment.
 
 mod control;
@@ -14,11 +15,12 @@ mod run;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::{fs, io};
 
-use dlock_harness::server_program;
 use dlock_harness::stage::Stage;
+use dlock_harness::{server_program, Made};
 
-use crate::language::{Language, Script, Verdict, LANGUAGES};
+use crate::language::{target_directory, Language, Script, Verdict, LANGUAGES};
 use crate::run::Run;
 
 fn main() -> ExitCode {
@@ -62,7 +64,12 @@ fn main() -> ExitCode {
         .collect();
     let run = Run::of(servers);
     let verdicts = if bench {
-        run.measure(&chosen)
+        let made = Made::now();
+        let (verdicts, tables) = run.measure(&chosen);
+        if only.is_empty() && verdicts.iter().all(Verdict::has_passed) {
+            keep(&made, &tables).expect("the target directory can be written");
+        }
+        verdicts
     } else {
         run.test(&chosen)
     };
@@ -86,6 +93,18 @@ fn main() -> ExitCode {
     }
 }
 
+/// Writes the page of all languages' tables.
+fn keep(made: &Made, tables: &str) -> io::Result<()> {
+    let directory = target_directory().join("bench-clients");
+    fs::create_dir_all(&directory)?;
+    let page = format!(
+        "# The clients beside their languages' popular locks\n\nMade by `make bench-clients`: {made}.\n{tables}"
+    );
+    fs::write(directory.join("clients.md"), page)?;
+    println!("Kept in {}", directory.display());
+    Ok(())
+}
+
 /// Serves a stage to a developer of a client: prints its environment, and ends with this process's own input.
 fn serve_until_eof(server: &OsString) -> ExitCode {
     let served = control::serve(Stage::start(server));
@@ -93,6 +112,6 @@ fn serve_until_eof(server: &OsString) -> ExitCode {
         println!("export {name}='{value}'");
     }
     // Its end is all that matters.
-    let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+    let _ = io::copy(&mut io::stdin(), &mut io::sink());
     ExitCode::SUCCESS
 }

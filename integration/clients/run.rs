@@ -38,8 +38,15 @@ struct Job<'j> {
     server: &'j OsString,
 }
 
-/// The version of a server on which a language has passed, or its failure.
-type Outcome = Result<String, Failure>;
+/// How a language has passed on one server, or its failure.
+type Outcome = Result<Passed, Failure>;
+
+/// The version of a server on which a language has passed, and what was printed.
+#[derive(Clone)]
+struct Passed {
+    version: String,
+    printed: String,
+}
 
 impl Run {
     /// Begins a run.
@@ -50,15 +57,22 @@ impl Run {
         }
     }
 
-    /// Measures one language after the other, since their numbers are compared. Returns a verdict for each, in their order.
-    pub fn measure(&self, languages: &[&Language]) -> Vec<Verdict> {
+    /// Measures one language after the other, since their numbers are compared. Returns a verdict for each, in their order, and their
+    /// tables.
+    pub fn measure(&self, languages: &[&Language]) -> (Vec<Verdict>, String) {
+        let mut tables = String::new();
         let measure = |language: &&Language| {
             language.missing(Script::Bench).unwrap_or_else(|| {
                 let on = |server| self.on_server(language, Script::Bench, server);
-                verdict(self.servers.iter().map(on).collect())
+                let outcomes: Vec<Outcome> = self.servers.iter().map(on).collect();
+                let printed = outcomes.iter().flatten();
+                let printed = printed.map(|passed| passed.printed.as_str());
+                tables.extend(["\n## ", language.title, "\n"].into_iter().chain(printed));
+                verdict(outcomes)
             })
         };
-        languages.iter().map(measure).collect()
+        let verdicts = languages.iter().map(measure).collect();
+        (verdicts, tables)
     }
 
     /// Installs all languages, and then tests them, several at a time. Returns a verdict for each, in their order.
@@ -133,7 +147,7 @@ impl Run {
         let seconds = began.elapsed().as_secs();
         println!("=== {name} on {version}, {seconds} s ===\n{printed}");
         match result {
-            Ok(()) => Ok(version),
+            Ok(()) => Ok(Passed { version, printed }),
             Err(why) => Err(Failure {
                 why: format!("on {version}: {why}"),
                 printed,
@@ -151,7 +165,7 @@ fn verdict(outcomes: Vec<Outcome>) -> Verdict {
     let (mut passed, mut failed) = (Vec::new(), Vec::new());
     for outcome in outcomes {
         match outcome {
-            Ok(version) => passed.push(version),
+            Ok(one) => passed.push(one.version),
             Err(why) => failed.push(why),
         }
     }
@@ -215,11 +229,17 @@ mod tests {
             why: "on Redis: exit status: 1".to_owned(),
             printed: "a\n\nb\n".to_owned(),
         };
-        let failed = verdict(vec![Ok("Valkey".to_owned()), Err(failure())]);
+        let passed = |version: &str| {
+            Ok(Passed {
+                version: version.to_owned(),
+                printed: String::new(),
+            })
+        };
+        let failed = verdict(vec![passed("Valkey"), Err(failure())]);
         assert!(!failed.is_well());
         assert_eq!(failed.to_string(), "FAILED: on Redis: exit status: 1");
         assert!(failure().last_lines().eq(["a", "b"]));
-        let passed = verdict(vec![Ok("Redis".to_owned()), Ok("Valkey".to_owned())]);
-        assert_eq!(passed.to_string(), "passed on Redis and Valkey");
+        let both = verdict(vec![passed("Redis"), passed("Valkey")]);
+        assert_eq!(both.to_string(), "passed on Redis and Valkey");
     }
 }

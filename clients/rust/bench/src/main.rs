@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 //! Measures dlock next to rslock, on one server in one run. Prints Markdown.
 
-use std::future::Future;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use dlock_redis::Locks;
+use redis::aio::MultiplexedConnection;
 use redis::Client;
+use rustix::time::{clock_gettime, ClockId};
 
 const PAIRS: u32 = 1000;
 const ROUNDS: usize = 5;
@@ -64,17 +65,59 @@ impl Kind {
 
 const KINDS: [(&str, fn(&str) -> Kind); 2] = [("dlock", Kind::dlock), ("rslock", Kind::rslock)];
 
-async fn uncontended(kind: Kind) -> f64 {
+/// What the server tells, by a connection of its own.
+struct Watch(MultiplexedConnection);
+
+impl Watch {
+    async fn new() -> Watch {
+        Watch(client(&address()).get_multiplexed_async_connection().await.expect("a server"))
+    }
+
+    /// Returns a field of `INFO`.
+    async fn told(&self, field: &str) -> f64 {
+        let info: redis::InfoDict =
+            redis::cmd("INFO").arg("everything").query_async(&mut self.0.clone()).await.expect("it may look");
+        info.get(field).expect("the server has it")
+    }
+
+    /// Returns the microseconds that the server has used.
+    async fn used(&self) -> f64 {
+        1e6 * (self.told("used_cpu_user").await + self.told("used_cpu_sys").await)
+    }
+
+    /// Returns the connections, when those of the last one have ended.
+    async fn connections_before(&self) -> usize {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        self.connections().await
+    }
+
+    async fn connections(&self) -> usize {
+        let list: String =
+            redis::cmd("CLIENT").arg("LIST").query_async(&mut self.0.clone()).await.expect("it may look");
+        list.lines().count()
+    }
+}
+
+/// Returns the microseconds that this process has used.
+fn used() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
+}
+
+/// Returns the pairs a second, and the client's and the server's microseconds for each.
+async fn uncontended(kind: Kind, watch: &Watch) -> [f64; 3] {
     let key = key();
     kind.pair(&key, || {}).await;
-    let began = Instant::now();
+    let (server, ours, began) = (watch.used().await, used(), Instant::now());
     for _ in 0..PAIRS {
         kind.pair(&key, || {}).await;
     }
-    f64::from(PAIRS) / began.elapsed().as_secs_f64()
+    let (took, ours) = (began.elapsed().as_secs_f64(), used() - ours);
+    let (pairs, server) = (f64::from(PAIRS), watch.used().await - server);
+    [pairs / took, ours / pairs, server / pairs]
 }
 
-/// The waits, shortest first, and each worker's turns.
+/// The waits, shortest first, and each worker's turns within the time. Waits that outlast it also count.
 async fn contend(kind: Kind, workers: usize) -> (Vec<Duration>, Vec<u64>) {
     let (key, until) = (key(), Instant::now() + CONTENDED);
     let seen = Arc::new(Mutex::new((Vec::new(), vec![0; workers])));
@@ -84,11 +127,9 @@ async fn contend(kind: Kind, workers: usize) -> (Vec<Duration>, Vec<u64>) {
             while Instant::now() < until {
                 let asked = Instant::now();
                 let had = || {
-                    if Instant::now() < until {
-                        let mut seen = seen.lock().expect("no panic");
-                        seen.0.push(asked.elapsed());
-                        seen.1[worker] += 1;
-                    }
+                    let mut seen = seen.lock().expect("no panic");
+                    seen.0.push(asked.elapsed());
+                    seen.1[worker] += u64::from(Instant::now() < until);
                 };
                 // The round does not wait for a worker that never gets the lock.
                 let end = tokio::time::Instant::from_std(until) + Duration::from_secs(5);
@@ -102,8 +143,8 @@ async fn contend(kind: Kind, workers: usize) -> (Vec<Duration>, Vec<u64>) {
     (waits, turns)
 }
 
-async fn all(tasks: impl Iterator<Item = tokio::task::JoinHandle<()>>) {
-    for task in tasks.collect::<Vec<_>>() {
+async fn all(tasks: impl IntoIterator<Item = tokio::task::JoinHandle<()>>) {
+    for task in tasks.into_iter().collect::<Vec<_>>() {
         task.await.expect("no panic");
     }
 }
@@ -133,22 +174,37 @@ async fn far(make: fn(&str) -> Kind) -> f64 {
     trips
 }
 
+/// Returns the connections while `count` tasks wait for one held lock. They take it in turn in the end.
+async fn waiting(count: usize, watch: &Watch) -> usize {
+    let (before, key) = (watch.connections_before().await, key());
+    let locks = Locks::new(client(&address())).expect("good settings");
+    let kind = Kind::Dlock(locks.clone());
+    let hold = locks.on(&key).lock().await.expect("the lock");
+    let turns = (0..count).map(|_| {
+        let (kind, key) = (kind.clone(), key.clone());
+        tokio::spawn(async move { kind.pair(&key, || {}).await })
+    });
+    let turns: Vec<_> = turns.collect();
+    while watch.told("dlock_places_queued").await < count as f64 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let connections = watch.connections().await - before;
+    hold.release().await.expect("it was held");
+    all(turns).await;
+    locks.close();
+    connections
+}
+
 /// Returns the commands a second on the wire while `count` locks are held, the connections, and how many locks were lost.
-async fn held(count: usize) -> (f64, usize, usize) {
-    let (path, straight) = (control(&format!("path {}", address())), client(&address()));
-    let mut watch = straight.get_multiplexed_async_connection().await.expect("a server");
-    let mut seen = async || -> usize {
-        let list: String = redis::cmd("CLIENT").arg("LIST").query_async(&mut watch).await.expect("it may look");
-        list.lines().count()
-    };
-    tokio::time::sleep(Duration::from_secs(1)).await; // those of the last one end
-    let before = seen().await;
+async fn held(count: usize, watch: &Watch) -> (f64, usize, usize) {
+    let before = watch.connections_before().await;
+    let path = control(&format!("path {}", address()));
     let locks = Locks::new(client(&path)).expect("good settings");
     let mut holds = Vec::new();
     for _ in 0..count {
         holds.push(locks.on(key()).lock().await.expect("the lock"));
     }
-    let connections = seen().await - before;
+    let connections = watch.connections().await - before;
     let commands = || control(&format!("commands {path}")).parse::<f64>().expect("a number");
     let first = commands();
     tokio::time::sleep(Duration::from_secs(10)).await;
@@ -158,31 +214,44 @@ async fn held(count: usize) -> (f64, usize, usize) {
     (rate, connections, lost)
 }
 
-/// Returns the median, the minimum and the maximum of all rounds of each kind. The kinds alternate.
-async fn rounds<F: Future<Output = f64>>(measure: impl Fn(fn(&str) -> Kind) -> F) -> Vec<(&'static str, [f64; 3])> {
-    let mut values = KINDS.map(|_| Vec::new());
+/// Returns each kind's measures of all rounds, each sorted. The kinds alternate.
+async fn rounds<const N: usize>(
+    measure: impl AsyncFn(fn(&str) -> Kind) -> [f64; N],
+) -> Vec<(&'static str, [Vec<f64>; N])> {
+    let mut rows = KINDS.map(|(title, _)| (title, [const { Vec::new() }; N])).to_vec();
     for _ in 0..ROUNDS {
-        for (at, (_, make)) in KINDS.iter().enumerate() {
-            values[at].push(measure(*make).await);
+        for ((_, make), (_, values)) in KINDS.iter().zip(&mut rows) {
+            for (value, seen) in measure(*make).await.into_iter().zip(values) {
+                seen.push(value);
+            }
         }
     }
-    let row = |(at, mut values): (usize, Vec<f64>)| {
-        values.sort_by(f64::total_cmp);
-        (KINDS[at].0, [values[ROUNDS / 2], values[0], values[ROUNDS - 1]])
-    };
-    values.into_iter().enumerate().map(row).collect()
+    rows.iter_mut().flat_map(|(_, values)| values).for_each(|seen| seen.sort_by(f64::total_cmp));
+    rows
 }
 
 #[tokio::main]
 async fn main() {
-    let server = std::env::var("DLOCK_SERVER").unwrap_or_default();
+    let (server, watch) = (std::env::var("DLOCK_SERVER").unwrap_or_default(), Watch::new().await);
     println!("\n{server}; medians of {ROUNDS} interleaved rounds, and the least and the most\n");
-    println!("| uncontended, one task | pairs a second | least, most |\n|---|---|---|");
-    for (kind, [middle, least, most]) in rounds(|make| uncontended(make(&address()))).await {
-        println!("| {kind} | {middle:.0} | {least:.0}, {most:.0} |");
+    println!("| uncontended | pairs a second | least, most | of rslock | client µs a pair | server µs a pair |");
+    println!("|---|---|---|---|---|---|");
+    let (middle, last) = (ROUNDS / 2, ROUNDS - 1);
+    let rows = rounds(async |make| uncontended(make(&address()), &watch).await).await;
+    let theirs = rows.iter().find(|(kind, _)| *kind == "rslock").expect("it is a kind").1[0][middle];
+    for (kind, [rate, ours, servers]) in &rows {
+        println!(
+            "| {kind} | {:.0} | {:.0}, {:.0} | {:.2} | {:.0} | {:.1} |",
+            rate[middle],
+            rate[0],
+            rate[last],
+            rate[middle] / theirs,
+            ours[middle],
+            servers[middle]
+        );
     }
-    println!("\n| tasks on one lock | | turns a second | wait p50 ms | p99 ms | longest ms | fewest and most turns |");
-    println!("|---|---|---|---|---|---|---|");
+    println!("\n| workers on one lock | | turns a second | wait p50 ms | p99 ms | p99.9 ms | longest ms | fewest and most turns |");
+    println!("|---|---|---|---|---|---|---|---|");
     for workers in [16, 100] {
         for (kind, make) in KINDS {
             let (waits, turns) = contend(make(&address()), workers).await;
@@ -190,18 +259,25 @@ async fn main() {
                 let at = (waits.len() as f64 * part) as usize;
                 waits.get(at.min(waits.len() - 1)).map_or(f64::NAN, |wait| wait.as_secs_f64() * 1000.0)
             };
-            let rate = waits.len() as f64 / CONTENDED.as_secs_f64();
+            let rate = turns.iter().sum::<u64>() as f64 / CONTENDED.as_secs_f64();
             let (least, most) = (turns.iter().min().expect("workers"), turns.iter().max().expect("workers"));
-            println!("| {workers} | {kind} | {rate:.0} | {:.1} | {:.1} | {:.1} | {least}, {most} |", at(0.5), at(0.99), at(1.0));
+            let [p50, p99, p999, longest] = [0.5, 0.99, 0.999, 1.0].map(at);
+            println!(
+                "| {workers} | {kind} | {rate:.0} | {p50:.1} | {p99:.1} | {p999:.1} | {longest:.1} | {least}, {most} |"
+            );
         }
     }
-    println!("\n| 32 tasks on free locks, 50 ms a round trip | round trips in all | least, most |\n|---|---|---|");
-    for (kind, [middle, least, most]) in rounds(far).await {
-        println!("| {kind} | {middle:.1} | {least:.1}, {most:.1} |");
+    println!("\n| tasks that wait for one held lock | | connections |\n|---|---|---|");
+    for count in [1, 100, 1_000] {
+        println!("| {count} | dlock | {} |", waiting(count, &watch).await);
     }
-    println!("\n| locks held in one process | commands a second | connections | lost |\n|---|---|---|---|");
+    println!("\n| 32 tasks on free locks, 50 ms a round trip | round trips in all | least, most |\n|---|---|---|");
+    for (kind, [trips]) in rounds(async |make| [far(make).await]).await {
+        println!("| {kind} | {:.1} | {:.1}, {:.1} |", trips[middle], trips[0], trips[last]);
+    }
+    println!("\n| locks held in one process | | commands a second | connections | lost |\n|---|---|---|---|---|");
     for count in [10, 1_000, 10_000] {
-        let (rate, connections, lost) = held(count).await;
-        println!("| {count} | {rate:.1} | {connections} | {lost} |");
+        let (rate, connections, lost) = held(count, &watch).await;
+        println!("| {count} | dlock | {rate:.1} | {connections} | {lost} |");
     }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 
+import com.sun.management.OperatingSystemMXBean;
 import dlock.Connector;
 import dlock.DLock;
 import dlock.DLocks;
@@ -9,11 +10,15 @@ import dlock.lettuce.LettuceConnector;
 import io.lettuce.core.RedisClient;
 import io.lettuce.core.RedisURI;
 import io.lettuce.core.SetArgs;
+import io.lettuce.core.api.sync.RedisCommands;
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.lang.management.ManagementFactory;
 import java.net.Socket;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
@@ -23,6 +28,8 @@ import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
+import java.util.function.ToDoubleFunction;
+import java.util.stream.Stream;
 import org.redisson.Redisson;
 import org.redisson.api.RLock;
 import org.redisson.config.Config;
@@ -36,6 +43,12 @@ public final class Bench {
     private static final int SECONDS = 5;
     private static final String ADDRESS = System.getenv("DLOCK_SINGLE");
     private static final RedisClient LETTUCE = RedisClient.create();
+    private static final RedisCommands<String, String> WATCH = LETTUCE.connect(RedisURI.create("redis://" + ADDRESS)).sync();
+    private static final OperatingSystemMXBean SYSTEM =
+            ManagementFactory.getPlatformMXBean(OperatingSystemMXBean.class);
+
+    /** What a round has shown: pairs a second, and microseconds of the processor for each, the client's and the server's. */
+    private record Round(double rate, double client, double server) {}
 
     /** Takes a lock, does the work and gives it back; and its end. */
     private interface Kind extends AutoCloseable {
@@ -106,36 +119,65 @@ public final class Bench {
         };
     }
 
-    private static double uncontended(Callable<Kind> make) throws Exception {
+    /** A field of the server's INFO. */
+    private static double told(String field) {
+        return WATCH.info("everything").lines().filter(line -> line.startsWith(field + ":"))
+                .mapToDouble(line -> Double.parseDouble(line.substring(field.length() + 1))).findFirst().orElseThrow();
+    }
+
+    private static double serverMicros() {
+        return 1e6 * (told("used_cpu_user") + told("used_cpu_sys"));
+    }
+
+    /** Connections, when those of the last one have ended. */
+    private static long connectionsBefore() throws InterruptedException {
+        Thread.sleep(1000);
+        return connections();
+    }
+
+    private static long connections() {
+        return WATCH.clientList().lines().count();
+    }
+
+    private static Round uncontended(Callable<Kind> make) throws Exception {
         try (Kind kind = make.call()) {
             String key = "bench:" + UUID.randomUUID();
             for (int i = 0; i < 1000; i++) {
                 kind.pair(key, () -> {});
             }
+            double server = serverMicros();
+            long client = SYSTEM.getProcessCpuTime();
             long began = System.nanoTime();
             for (int i = 0; i < PAIRS; i++) {
                 kind.pair(key, () -> {});
             }
-            return PAIRS * 1e9 / (System.nanoTime() - began);
+            double rate = PAIRS * 1e9 / (System.nanoTime() - began);
+            return new Round(rate, (SYSTEM.getProcessCpuTime() - client) / 1e3 / PAIRS, (serverMicros() - server) / PAIRS);
         }
     }
 
-    /** Prints waits in milliseconds, and the turns of the workers. */
+    /** Prints waits in milliseconds, and the turns of the workers within the time. Waits that outlast it also count. */
     private static void contended(String name, Callable<Kind> make, int workers) throws Exception {
         String key = "bench:" + UUID.randomUUID();
         List<List<Double>> waits = new ArrayList<>();
+        int[] turns = new int[workers];
         var threads = Executors.newFixedThreadPool(workers);
         try (Kind kind = make.call()) {
             kind.pair(key, () -> {});
             long end = System.nanoTime() + SECONDS * 1_000_000_000L;
             List<Future<?>> all = new ArrayList<>();
             for (int i = 0; i < workers; i++) {
+                int worker = i;
                 List<Double> mine = new ArrayList<>();
                 waits.add(mine);
                 all.add(threads.submit(() -> {
                     for (long began = System.nanoTime(); began < end; began = System.nanoTime()) {
                         long asked = began;
-                        kind.pair(key, () -> mine.add((System.nanoTime() - asked) / 1e6));
+                        kind.pair(key, () -> {
+                            long now = System.nanoTime();
+                            mine.add((now - asked) / 1e6);
+                            turns[worker] += now < end ? 1 : 0;
+                        });
                     }
                     return null;
                 }));
@@ -147,9 +189,10 @@ public final class Bench {
             threads.shutdown();
         }
         double[] sorted = waits.stream().flatMap(List::stream).mapToDouble(Double::doubleValue).sorted().toArray();
-        var turns = waits.stream().mapToInt(List::size).summaryStatistics();
-        say("| %d | %s | %d | %.1f | %.1f | %.1f | %d, %d |", workers, name, sorted.length / SECONDS, sorted[sorted.length / 2],
-                sorted[sorted.length * 99 / 100], sorted[sorted.length - 1], turns.getMin(), turns.getMax());
+        var had = Arrays.stream(turns).summaryStatistics();
+        say("| %d | %s | %d | %.1f | %.1f | %.1f | %.1f | %d, %d |", workers, name, had.getSum() / SECONDS,
+                sorted[sorted.length / 2], sorted[(int) (sorted.length * 0.99)], sorted[(int) (sorted.length * 0.999)],
+                sorted[sorted.length - 1], had.getMin(), had.getMax());
     }
 
     private static String control(String line) throws Exception {
@@ -183,15 +226,28 @@ public final class Bench {
         }
     }
 
+    /** Prints the connections while tasks wait for one held lock. They take it in turn in the end. */
+    private static void waiting(String library, int count) throws Exception {
+        long before = connectionsBefore();
+        String key = "bench:" + UUID.randomUUID();
+        try (DLocks locks = new DLocks(connector(library, ADDRESS))) {
+            Hold hold = locks.ask(key).holdAsync().join();
+            var turns = Stream.generate(() -> locks.ask(key).holdAsync().thenCompose(Hold::releaseAsync)).limit(count).toList();
+            while (told("dlock_places_queued") < count) {
+                Thread.sleep(10);
+            }
+            say("| %d | dlock, %s | %d |", count, library, connections() - before);
+            hold.release();
+            turns.forEach(CompletableFuture::join);
+        }
+    }
+
     private static void held(String library, int count) throws Exception {
         String path = control("path " + ADDRESS);
-        HostAndPort address = HostAndPort.from(ADDRESS);
-        try (var watch = redis.clients.jedis.RedisClient.builder().hostAndPort(address).build();
-                DLocks locks = new DLocks(connector(library, path))) {
-            Callable<Long> clients = () -> new String((byte[]) watch.sendCommand(() -> "CLIENT".getBytes(), "LIST")).lines().count();
-            long before = clients.call();
+        long before = connectionsBefore();
+        try (DLocks locks = new DLocks(connector(library, path))) {
             List<Hold> holds = take(locks, count);
-            long connections = clients.call() - before;
+            long connections = connections() - before;
             long first = Long.parseLong(control("commands " + path));
             Thread.sleep(10_000);
             double rate = (Long.parseLong(control("commands " + path)) - first) / 10.0;
@@ -204,45 +260,58 @@ public final class Bench {
         System.out.println(String.format(Locale.ROOT, line, words));
     }
 
-    private static double median(List<Double> values) {
-        double[] sorted = values.stream().mapToDouble(Double::doubleValue).sorted().toArray();
-        return sorted[sorted.length / 2];
+    /** One figure of all rounds, the smallest first. */
+    private static double[] sorted(List<Round> rounds, ToDoubleFunction<Round> figure) {
+        return rounds.stream().mapToDouble(figure).sorted().toArray();
     }
 
     public static void main(String[] arguments) throws Exception {
+        System.setOut(new PrintStream(System.out, true, StandardCharsets.UTF_8)); // whatever the locale
         Map<String, Callable<Kind>> kinds = new LinkedHashMap<>();
         kinds.put("dlock, Lettuce", () -> ours("Lettuce"));
         kinds.put("dlock, Jedis", () -> ours("Jedis"));
         kinds.put("Redisson", Bench::redisson);
         Map<String, Callable<Kind>> all = new LinkedHashMap<>(kinds);
         all.put("SET and DEL, Lettuce", Bench::bareLettuce);
-        say("\n%s, Java %s; medians of %d interleaved rounds\n", System.getenv("DLOCK_SERVER"), Runtime.version().feature(), ROUNDS);
-        Map<String, List<Double>> rates = new LinkedHashMap<>();
+        say("\n%s, Java %s; medians of %d interleaved rounds\n", System.getenv("DLOCK_SERVER"), Runtime.version().feature(),
+                ROUNDS);
+        Map<String, List<Round>> rounds = new LinkedHashMap<>();
         for (int round = -1; round < ROUNDS; round++) { // the first one warms up
             for (var kind : all.entrySet()) {
-                double rate = uncontended(kind.getValue());
+                Round seen = uncontended(kind.getValue());
                 if (round >= 0) {
-                    rates.computeIfAbsent(kind.getKey(), name -> new ArrayList<>()).add(rate);
+                    rounds.computeIfAbsent(kind.getKey(), name -> new ArrayList<>()).add(seen);
                 }
             }
         }
-        double theirs = median(rates.get("Redisson"));
-        say("| uncontended | pairs a second | least and most | of Redisson |\n|---|---|---|---|");
-        rates.forEach((name, some) -> say("| %s | %.0f | %.0f, %.0f | %.2f |", name, median(some),
-                some.stream().min(Double::compare).orElseThrow(), some.stream().max(Double::compare).orElseThrow(),
-                median(some) / theirs));
-        say("\n| workers on one lock | | turns a second | wait p50 ms | p99 ms | longest ms | fewest and most turns |\n"
-                + "|---|---|---|---|---|---|---|");
+        int middle = ROUNDS / 2;
+        double theirs = sorted(rounds.get("Redisson"), Round::rate)[middle];
+        say("| uncontended | pairs a second | least, most | of Redisson | client µs a pair | server µs a pair |\n"
+                + "|---|---|---|---|---|---|");
+        rounds.forEach((name, seen) -> {
+            double[] rates = sorted(seen, Round::rate);
+            say("| %s | %.0f | %.0f, %.0f | %.2f | %.0f | %.1f |", name, rates[middle], rates[0], rates[ROUNDS - 1],
+                    rates[middle] / theirs, sorted(seen, Round::client)[middle], sorted(seen, Round::server)[middle]);
+        });
+        say("\n| workers on one lock | | turns a second | wait p50 ms | p99 ms | p99.9 ms | longest ms | fewest and most turns |\n"
+                + "|---|---|---|---|---|---|---|---|");
         for (int workers : new int[] {16, 100}) {
             for (var kind : kinds.entrySet()) {
                 contended(kind.getKey(), kind.getValue(), workers);
             }
         }
-        for (String library : List.of("Lettuce", "Jedis")) {
+        List<String> libraries = List.of("Lettuce", "Jedis");
+        say("\n| tasks that wait for one held lock | | connections |\n|---|---|---|");
+        for (int count : new int[] {1, 100, 1_000}) {
+            for (String library : libraries) {
+                waiting(library, count);
+            }
+        }
+        for (String library : libraries) {
             say("\n32 tasks on free locks at 50 ms, %s: %.2f round trips together", library, thirtyTwoAt50Ms(library));
         }
         say("\n| locks held in one process | | commands a second | connections | lost |\n|---|---|---|---|---|");
-        for (String library : List.of("Lettuce", "Jedis")) {
+        for (String library : libraries) {
             for (int count : new int[] {100, 10_000}) {
                 held(library, count);
             }
