@@ -3,7 +3,7 @@
 use dlock_engine::refusal::{self, Refusal};
 use thiserror::Error;
 
-/// Why a request was refused. Nothing has changed when one of these is answered.
+/// Why a request was refused. Nothing has changed when one of these is answered, except after a `NOACK` that does not say so.
 ///
 /// `Display` is the text on the wire: the first word is the code that clients dispatch on.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

@@ -272,7 +272,7 @@ impl Engine {
     /// Returns how many rows programs have not seen, and how many sessions have begun again.
     pub fn session_rows(&self) -> (usize, u64) {
         let sessions = &self.holds.sessions;
-        (sessions.rows(), sessions.begun_anew())
+        (sessions.rows(), sessions.restarts())
     }
 
     /// Returns how many holds end with a connection.

@@ -61,6 +61,11 @@ impl Token {
     /// The lowest number that is not a token (2^53): every client language holds each token exactly.
     pub const END: Token = Token(1 << 53);
 
+    /// Returns true if a number may be a token, or a place's number, which comes from the same clock.
+    pub fn may_be(number: u64) -> bool {
+        number > 0 && number < Token::END.0
+    }
+
     /// Returns when the grant was made.
     pub fn granted(self) -> WallMs {
         WallMs(self.0 / 1000)

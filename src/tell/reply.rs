@@ -3,6 +3,7 @@
 use crate::ffi::ctx::Ctx;
 use dlock_commands::error::Error;
 use dlock_commands::Reply;
+use dlock_engine::broken;
 use dlock_engine::Token;
 
 /// Writes the reply to a command if it is a usual one; returns it if not.
@@ -56,9 +57,10 @@ fn value(ctx: Ctx, reply: &Reply) {
         }
         Reply::GrantIn(token, session) => pair(ctx, *token, *session),
         Reply::NullArray => ctx.reply_null_array(),
-        // A request that waits is answered later, and an inner command or a list has its own reply.
-        Reply::Wait(..) | Reply::Run | Reply::List(_) | Reply::FullSyncNotice | Reply::Null => {
-            ctx.reply_null()
+        Reply::Null => ctx.reply_null(),
+        Reply::Wait(..) | Reply::Run | Reply::List(_) | Reply::FullSyncNotice => {
+            broken!("what the server still has to do is no reply");
+            ctx.reply_null();
         }
         Reply::Ok => ctx.reply_simple(c"OK"),
         Reply::Integer(number) => ctx.reply_integer(*number),

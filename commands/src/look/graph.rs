@@ -25,15 +25,14 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
 }
 
 fn row(edge: &Edge) -> Reply {
-    let [waits, holds] = &edge.sessions;
     let session = |of: &Option<Rc<[u8]>>| Reply::Bulk(of.as_deref().unwrap_or_default().to_vec());
     Reply::Map(vec![
         ("waits", Reply::Bulk(edge.waiter.to_vec())),
         ("key", Reply::Bulk(edge.name.key.to_vec())),
         ("for", Reply::Bulk(edge.blocker.to_vec())),
         ("waited-ms", Reply::Integer(edge.waited_ms)),
-        ("waits-in", session(waits)),
-        ("for-in", session(holds)),
+        ("waits-in", session(&edge.waiter_session)),
+        ("for-in", session(&edge.blocker_session)),
     ])
 }
 

@@ -5,7 +5,9 @@
 //! that was restarted or promoted such a hold lives on until its lease ends, and no client id of an earlier run can be
 //! taken for one of this. It belongs to the lock's name as well: a hold that comes to another name is tied to nothing there.
 //!
-//! The cost of `DLOCK.SESSION` must not grow with the holds: a party's ties stand in the order in which their leases end.
+//! The cost of `DLOCK.SESSION` must not grow with the holds: a party's ties stand in *orders*, by when their leases end. A *young* hold of
+//! a session, less than a second old, is in no order yet, since most are released by then. It *matures* into them after that, or when
+//! a command must read them.
 
 use super::identity::{HoldId, HoldKey};
 use crate::invariants::broken;
@@ -38,8 +40,8 @@ pub struct Tie {
     pub row: u64,
     /// Whether its session is to learn of it once replicas have confirmed it.
     pub untold: bool,
-    /// The latest end of the lease that replicas have confirmed, for a session that counts on it; none while its grant waits for that, or
-    /// where no replica confirms anything.
+    /// The latest end of the lease that replicas have confirmed, for a session that counts on it; 0 if none is known. None while its grant
+    /// waits for that, or where no replica confirms anything.
     pub confirmed: Option<WallMs>,
     /// Whether it is in no order of its party yet.
     pub young: bool,
@@ -51,21 +53,21 @@ pub struct Auto {
     /// The lease that each renewal gives.
     pub lease: Millis,
     /// How long the server renews; none without bound.
-    pub bound: Option<Bound>,
+    pub bound: Option<RenewalBound>,
     /// When it renews next.
     pub next: Renewal,
 }
 
 /// How long a hold is renewed, by the command that tied it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bound {
+pub struct RenewalBound {
     /// When the command ran.
     pub since: SteadyMs,
     /// How long from then on. The time stops while the connection waits, and begins again when that ends.
     pub ms: Millis,
 }
 
-impl Bound {
+impl RenewalBound {
     /// Returns when it passes, if the connection waited last at `waited`.
     fn end(self, waited: SteadyMs) -> SteadyMs {
         self.since.max(waited).after(self.ms)
@@ -142,7 +144,7 @@ impl Tie {
 
     /// Returns the lock and the owner.
     pub fn whose(&self) -> HoldRef<'_> {
-        self.whose.as_ref()
+        self.whose.hold_ref()
     }
 
     /// Returns why the hold is lost: its lease is over, or else what has happened.
@@ -196,9 +198,9 @@ struct Bundle {
     // The newest holds, which are in none of the orders, and some that are gone.
     young: VecDeque<TieId>,
     // By the ends of their leases.
-    holds: BTreeSet<(WallMs, TieId)>,
+    by_end: BTreeSet<(WallMs, TieId)>,
     // By the ends that replicas have confirmed, where they confirm any.
-    confirmed: BTreeSet<(WallMs, TieId)>,
+    by_confirmed: BTreeSet<(WallMs, TieId)>,
     // Holds whose renewal came due while their session was not alive.
     paused: BTreeSet<TieId>,
     // Of a connection: whether it is blocked by a request, and when it last was.
@@ -210,8 +212,8 @@ impl Bundle {
     /// Enters a hold into the orders.
     fn order(&mut self, renewals: &mut Renewals, id: TieId, tie: &mut Tie) {
         tie.young = false;
-        self.holds.insert((tie.end, id));
-        self.confirmed.extend(tie.confirmed.map(|end| (end, id)));
+        self.by_end.insert((tie.end, id));
+        self.by_confirmed.extend(tie.confirmed.map(|end| (end, id)));
         if let Some(auto) = tie.auto {
             self.enter(renewals, id, auto.next);
         }
@@ -237,8 +239,12 @@ impl Bundle {
     /// Enters when a hold is renewed next.
     fn enter(&mut self, renewals: &mut Renewals, id: TieId, next: Renewal) {
         match next {
-            Renewal::At(at) => drop(renewals.insert((at, id))),
-            Renewal::Paused => drop(self.paused.insert(id)),
+            Renewal::At(at) => {
+                renewals.insert((at, id));
+            }
+            Renewal::Paused => {
+                self.paused.insert(id);
+            }
             Renewal::Stopped => {}
         }
     }
@@ -248,9 +254,9 @@ impl Bundle {
         if tie.young {
             tie.end = end;
         } else if tie.end != end {
-            self.holds.remove(&(tie.end, id));
+            self.by_end.remove(&(tie.end, id));
             tie.end = end;
-            self.holds.insert((end, id));
+            self.by_end.insert((end, id));
         }
     }
 
@@ -261,16 +267,20 @@ impl Bundle {
             return;
         }
         if let Some(before) = before {
-            self.confirmed.remove(&(before, id));
+            self.by_confirmed.remove(&(before, id));
         }
-        self.confirmed.extend(end.map(|end| (end, id)));
+        self.by_confirmed.extend(end.map(|end| (end, id)));
     }
 
     /// Removes when a hold is renewed next.
     fn take_out(&mut self, renewals: &mut Renewals, id: TieId, next: Renewal) {
         match next {
-            Renewal::At(at) => drop(renewals.remove(&(at, id))),
-            Renewal::Paused => drop(self.paused.remove(&id)),
+            Renewal::At(at) => {
+                renewals.remove(&(at, id));
+            }
+            Renewal::Paused => {
+                self.paused.remove(&id);
+            }
             Renewal::Stopped => {}
         }
     }
@@ -315,9 +325,9 @@ impl Ties {
 
     /// Returns a party whose orders are to be read.
     fn ordered(&self, party: Party) -> Option<&Bundle> {
-        let its = self.by_party.get(&party)?;
-        debug_assert!(its.young.is_empty(), "not all its holds are in order");
-        Some(its)
+        let bundle = self.by_party.get(&party)?;
+        debug_assert!(bundle.young.is_empty(), "not all its holds are in order");
+        Some(bundle)
     }
 
     /// Returns the tie with this number.
@@ -374,19 +384,19 @@ impl Ties {
         self.ephemeral += usize::from(tie.ephemeral);
         self.autos += usize::from(tie.renews());
         let id = self.number(&tie, token);
-        let its = self.by_party.entry(tie.party).or_default();
-        its.count += 1;
+        let bundle = self.by_party.entry(tie.party).or_default();
+        bundle.count += 1;
         tie.young = tie.may_be_young(now);
         if tie.young {
-            if its.young.is_empty() {
+            if bundle.young.is_empty() {
                 self.maturing.push_back((now.after(YOUNG_MS), tie.party));
             }
-            its.young.push_back(id);
-            if its.young.len() > MOST_YOUNG {
-                its.order_oldest(tie.party, &mut self.renewals, &mut self.by_id);
+            bundle.young.push_back(id);
+            if bundle.young.len() > MOST_YOUNG {
+                bundle.order_oldest(tie.party, &mut self.renewals, &mut self.by_id);
             }
         } else {
-            its.order(&mut self.renewals, id, &mut tie);
+            bundle.order(&mut self.renewals, id, &mut tie);
         }
         if self.by_id.insert(id, tie).is_some() {
             broken!("a hold that is tied anew is tied by nothing");
@@ -417,30 +427,30 @@ impl Ties {
         }
         self.ephemeral -= usize::from(tie.ephemeral);
         self.autos -= usize::from(tie.renews());
-        if let Some(its) = self.by_party.get_mut(&tie.party) {
-            its.count -= 1;
+        if let Some(bundle) = self.by_party.get_mut(&tie.party) {
+            bundle.count -= 1;
             if tie.young {
                 return Some(tie);
             }
-            its.holds.remove(&(tie.end, id));
+            bundle.by_end.remove(&(tie.end, id));
             if let Some(end) = tie.confirmed {
-                its.confirmed.remove(&(end, id));
+                bundle.by_confirmed.remove(&(end, id));
             }
             if let Some(auto) = tie.auto {
-                its.take_out(&mut self.renewals, id, auto.next);
+                bundle.take_out(&mut self.renewals, id, auto.next);
             }
         }
         Some(tie)
     }
 
     /// Enters the newest holds of a party into its orders, which whoever reads them needs. Returns how many it looked at.
-    pub fn order(&mut self, party: Party) -> usize {
-        let Some(its) = self.by_party.get_mut(&party) else {
+    pub fn order_all(&mut self, party: Party) -> usize {
+        let Some(bundle) = self.by_party.get_mut(&party) else {
             return 0;
         };
-        let young = its.young.len();
-        while its.order_oldest(party, &mut self.renewals, &mut self.by_id) {}
-        its.young = VecDeque::new();
+        let young = bundle.young.len();
+        while bundle.order_oldest(party, &mut self.renewals, &mut self.by_id) {}
+        bundle.young = VecDeque::new();
         young
     }
 
@@ -469,7 +479,7 @@ impl Ties {
                 break;
             }
             self.maturing.pop_front();
-            matured += 1 + self.order(party);
+            matured += 1 + self.order_all(party);
         }
         for _ in 0..room {
             if self.renewals.first().is_none_or(|(at, _)| *at > now) {
@@ -485,18 +495,18 @@ impl Ties {
         let Some(tie) = self.by_id.get_mut(&id) else {
             return broken!("a hold that is renewed is tied");
         };
-        let Some(its) = self.by_party.get_mut(&tie.party) else {
+        let Some(bundle) = self.by_party.get_mut(&tie.party) else {
             return broken!("a hold is tied to a party that is known");
         };
         self.autos -= usize::from(tie.renews());
         if tie.young {
-            its.order(&mut self.renewals, id, tie);
+            bundle.order(&mut self.renewals, id, tie);
         }
-        its.set_end(tie, id, end);
+        bundle.set_end(tie, id, end);
         if let Some(auto) = &mut tie.auto {
             let before = std::mem::replace(&mut auto.next, next);
-            its.take_out(&mut self.renewals, id, before);
-            its.enter(&mut self.renewals, id, next);
+            bundle.take_out(&mut self.renewals, id, before);
+            bundle.enter(&mut self.renewals, id, next);
         }
         self.autos += usize::from(tie.renews());
     }
@@ -513,23 +523,23 @@ impl Ties {
         if let Some(auto) = &mut tie.auto {
             auto.lease = auto.lease.max(lease);
         }
-        if let Some(its) = self.by_party.get_mut(&tie.party) {
-            its.set_end(tie, id, end);
+        if let Some(bundle) = self.by_party.get_mut(&tie.party) {
+            bundle.set_end(tie, id, end);
         }
     }
 
     /// Returns true if a hold's bound has passed. Its time stops while the connection waits, and begins again when that ends.
     pub fn is_over(&self, tie: &Tie, now: SteadyMs) -> bool {
         let bound = tie.auto.and_then(|auto| auto.bound);
-        let its = self.by_party.get(&tie.party).filter(|its| !its.waits);
+        let bundle = self.by_party.get(&tie.party).filter(|bundle| !bundle.waits);
         bound
-            .zip(its)
-            .is_some_and(|(bound, its)| bound.end(its.waited) <= now)
+            .zip(bundle)
+            .is_some_and(|(bound, bundle)| bound.end(bundle.waited) <= now)
     }
 
     /// Returns the earliest end of a lease of a party; none if nothing is tied to it.
     pub fn first_end(&self, party: Party) -> Option<WallMs> {
-        let first = self.ordered(party)?.holds.first();
+        let first = self.ordered(party)?.by_end.first();
         first.map(|(end, _)| *end)
     }
 
@@ -559,13 +569,13 @@ impl Ties {
 
     /// Returns a hold of this party whose lease has ended by that time, as far as is known here.
     pub fn ended(&self, party: Party, now: WallMs) -> Option<TieId> {
-        let first = self.ordered(party)?.holds.first();
+        let first = self.ordered(party)?.by_end.first();
         let ended = first.filter(|(end, _)| *end <= now);
         ended.map(|(_, id)| *id)
     }
 
     /// Notes that a connection begins to wait for a request, or no longer waits.
-    pub fn waits(&mut self, client: ClientId, waits: bool, now: SteadyMs) {
+    pub fn set_waiting(&mut self, client: ClientId, waits: bool, now: SteadyMs) {
         if let Some(connection) = self.by_party.get_mut(&Party::Connection(client)) {
             connection.waits = waits;
             connection.waited = now;
@@ -579,7 +589,7 @@ impl Ties {
 
     /// Returns the earliest end of a lease of this party that replicas have confirmed.
     pub fn first_confirmed(&self, party: Party) -> Option<WallMs> {
-        let first = self.ordered(party)?.confirmed.first();
+        let first = self.ordered(party)?.by_confirmed.first();
         first.map(|(end, _)| *end)
     }
 
@@ -588,8 +598,8 @@ impl Ties {
         let Some(tie) = self.by_id.get_mut(&id) else {
             return;
         };
-        if let Some(its) = self.by_party.get_mut(&tie.party) {
-            its.confirm(tie, id, end);
+        if let Some(bundle) = self.by_party.get_mut(&tie.party) {
+            bundle.confirm(tie, id, end);
         }
     }
 
@@ -597,8 +607,8 @@ impl Ties {
     pub fn begin_to_confirm(&mut self) {
         for (id, tie) in &mut self.by_id {
             if let Party::Session(_) = tie.party {
-                if let Some(its) = self.by_party.get_mut(&tie.party) {
-                    its.confirm(tie, *id, Some(WallMs(0)));
+                if let Some(bundle) = self.by_party.get_mut(&tie.party) {
+                    bundle.confirm(tie, *id, Some(WallMs(0)));
                 }
             }
         }
@@ -606,9 +616,9 @@ impl Ties {
 
     /// Resumes the renewals of a session that is alive again.
     pub fn resume(&mut self, party: Party) {
-        if let Some(its) = self.by_party.get_mut(&party) {
-            if !its.paused.is_empty() {
-                self.resumed.push(std::mem::take(&mut its.paused));
+        if let Some(bundle) = self.by_party.get_mut(&party) {
+            if !bundle.paused.is_empty() {
+                self.resumed.push(std::mem::take(&mut bundle.paused));
             }
         }
     }
@@ -630,7 +640,7 @@ impl Ties {
 
     /// Returns the hold of a party that comes after this one, or its first.
     pub fn next_of(&self, party: Party, after: Option<TieId>) -> Option<TieId> {
-        let holds = &self.ordered(party)?.holds;
+        let holds = &self.ordered(party)?.by_end;
         let after = after.and_then(|id| Some((self.get(id)?.end, id)));
         let next = match after {
             None => holds.first(),

@@ -1,7 +1,7 @@
 //! Tying holds to parties, and untying them: by commands, by the end of a hold, by the return of an undelivered grant.
 
 use super::identity::{HoldId, HoldKey};
-use super::ties::{Auto, Bound, Loss, Renewal, Tie, TieId, Ties};
+use super::ties::{Auto, Loss, Renewal, RenewalBound, Tie, TieId, Ties};
 use super::HoldTable;
 use crate::lock::End;
 use crate::types::{
@@ -43,7 +43,7 @@ impl TieRequest {
         let auto = self.session.map_or(self.auto, |_| Some(0));
         auto.map(|ms| Auto {
             lease,
-            bound: (ms > 0).then(|| Bound {
+            bound: (ms > 0).then(|| RenewalBound {
                 since: now.steady(),
                 ms,
             }),
@@ -189,7 +189,7 @@ impl HoldTable {
         if let Some(before) = before {
             match &tie {
                 Some(tie) if tie.party == before.party => stays = true,
-                _ => self.sessions.lost(token, &before, Loss::Taken),
+                _ => self.sessions.hold_lost(token, &before, Loss::Taken),
             }
         }
         let Some(tie) = tie else {
@@ -198,7 +198,7 @@ impl HoldTable {
         let (party, row) = (tie.party, tie.row);
         let id = self.ties.tie(token, tie, now.steady());
         if !stays {
-            self.sessions.came(party, id, &mut self.ties);
+            self.sessions.hold_came(party, id, &mut self.ties);
         } else if row > 0 {
             self.sessions.renumber(party, row, id);
         }
@@ -265,7 +265,7 @@ impl HoldTable {
         };
         match self.unconfirmed_grant(tie.whose(), id.token) {
             Some(true) => self.sessions.forget_hold(&tie),
-            _ => self.sessions.lost(id.token, &tie, why),
+            _ => self.sessions.hold_lost(id.token, &tie, why),
         }
     }
 
@@ -296,7 +296,7 @@ impl HoldTable {
         };
         let other = self.ties.get(id).is_some_and(|tie| !keeps(tie));
         if let Some(tie) = other.then(|| self.ties.untie(id)).flatten() {
-            self.sessions.lost(token, &tie, Loss::Taken);
+            self.sessions.hold_lost(token, &tie, Loss::Taken);
         }
     }
 

@@ -256,7 +256,7 @@ fn change<'a>(rest: &mut &'a [u8]) -> Option<Change<'a>> {
             let (deadline, holds) = (read_field(rest)?, u32::try_from(read_field(rest)?).ok()?);
             let Share { limit, permits } = read_share(rest, *letter)?;
             let owner = read_bytes(rest)?;
-            let sound = is_token(first) && holds > 0;
+            let sound = Token::may_be(first) && holds > 0;
             sound.then_some(Change::Hold(Hold {
                 owner,
                 token: Token(first),
@@ -272,7 +272,7 @@ fn change<'a>(rest: &mut &'a [u8]) -> Option<Change<'a>> {
             let claim = read_field(rest)?;
             let share = read_share(rest, *letter)?;
             let owner = read_bytes(rest)?;
-            is_token(first).then_some(Change::Ticket {
+            Token::may_be(first).then_some(Change::Ticket {
                 number: Arrival(first),
                 owner,
                 share,
@@ -306,11 +306,6 @@ fn read_share(rest: &mut &[u8], letter: u8) -> Option<Share> {
 /// Returns this many permits; none if there can be no such hold, and no request for one.
 pub(super) fn some_permits(permits: u32, limit: Limit) -> Option<Permits> {
     Permits::new(permits).filter(|permits| limit.allows(u64::from(permits.get())))
-}
-
-/// Returns true if a number may be a token, or a place's number, which comes from the same clock.
-pub(super) fn is_token(number: u64) -> bool {
-    number > 0 && number < Token::END.0
 }
 
 /// Begins a change with the first of the letters; with the second if it has several permits, which also raises the effect's format.

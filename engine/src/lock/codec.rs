@@ -7,7 +7,7 @@
 //!
 //! Version 2 has the permits after each limit. Only a lock with a hold or a ticket of several permits is written in it.
 
-use super::change::{is_token, some_permits, Change};
+use super::change::{some_permits, Change};
 use super::{Hold, Lock};
 use crate::types::{Arrival, ClientId, Limit, Permits, Share, Token, WallMs, MAX_OWNER, ONE};
 
@@ -71,7 +71,7 @@ pub fn decode(bytes: &[u8]) -> Option<Lock> {
         let (token, deadline) = (read_number(&mut rest)?, read_number(&mut rest)?);
         let (holds, share) = (read_small(&mut rest)?, share(&mut rest)?);
         let owner = read_owner(&mut rest)?;
-        let sound = is_token(token) && holds > 0 && before.is_none_or(|before| before < owner);
+        let sound = Token::may_be(token) && holds > 0 && before.is_none_or(|before| before < owner);
         if !sound {
             return None;
         }
@@ -91,7 +91,7 @@ pub fn decode(bytes: &[u8]) -> Option<Lock> {
     for _ in 0..read_number(&mut rest)? {
         let (at, claim) = (read_number(&mut rest)?, read_number(&mut rest)?);
         let (share, owner) = (share(&mut rest)?, read_owner(&mut rest)?);
-        if at <= last || !is_token(at) {
+        if at <= last || !Token::may_be(at) {
             return None;
         }
         last = at;

@@ -45,7 +45,7 @@ impl TokenClock {
 
     /// Notes a number of the primary's. It counts whatever this server's own clock says.
     pub fn follow(&mut self, number: u64) {
-        if number < Token::END.0 {
+        if Token::may_be(number) {
             self.last = self.last.max(number);
         }
     }
@@ -53,5 +53,5 @@ impl TokenClock {
 
 /// Returns true if a token from outside can be genuine: not zero, and at most a day ahead of `now`.
 pub fn plausible(number: u64, now: Now) -> bool {
-    number > 0 && number <= now.us.saturating_add(TRUSTED_AHEAD_US).min(Token::END.0)
+    Token::may_be(number) && number <= now.us.saturating_add(TRUSTED_AHEAD_US)
 }

@@ -18,8 +18,10 @@ pub struct Edge {
     pub blocker: Rc<[u8]>,
     /// Since how many milliseconds it waits.
     pub waited_ms: Millis,
-    /// The session that waits, and the session of the hold or place that it waits for.
-    pub sessions: [Option<Rc<[u8]>>; 2],
+    /// The session that waits.
+    pub waiter_session: Option<Rc<[u8]>>,
+    /// The session of the hold or place that it waits for.
+    pub blocker_session: Option<Rc<[u8]>>,
 }
 
 /// The locks of one page.
@@ -83,13 +85,14 @@ impl Engine {
                     continue;
                 }
                 let session = of_place(place);
-                let mut edge = |(blocker, its): (Rc<[u8]>, _)| {
+                let mut edge = |(blocker, blocker_session): (Rc<[u8]>, _)| {
                     edges.push(Edge {
                         waiter: place.owner.clone(),
                         name: name.clone(),
                         blocker,
                         waited_ms: place.waited_us(now) / 1000,
-                        sessions: [session.clone(), its],
+                        waiter_session: session.clone(),
+                        blocker_session,
                     });
                     edges.len() < most
                 };

@@ -588,7 +588,7 @@ impl World {
             let blocked: Vec<u64> = self.waits.values().map(|wait| wait.client).collect();
             for client in blocked {
                 let ties = &mut self.engine().holds_mut().ties;
-                ties.waits(ClientId(client), false, SteadyMs(0));
+                ties.set_waiting(ClientId(client), false, SteadyMs(0));
             }
         }
         for _ in 0..PATIENCE {

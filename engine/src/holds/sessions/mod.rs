@@ -23,6 +23,11 @@ pub use rows::{NewsRow, Word};
 const FIRST_ID: u64 = 1_000_000_000_000_000;
 const END_OF_IDS: u64 = 1 << 52;
 
+/// The most sessions that are kept after their end, for up to a second. A program that takes one lock at a time begins and ends a
+/// session with each. Such a session is reused here instead of being made again each time. The program sees no difference: the
+/// session has another id, and no rows.
+const MOST_SPARES: usize = 1_024;
+
 /// A session's name, and who asks.
 #[derive(Debug, Clone, Copy)]
 pub struct SessionRef<'a> {
@@ -34,11 +39,6 @@ pub struct SessionRef<'a> {
     pub user: &'a [u8],
 }
 
-/// The most sessions that are kept after their end, for up to a second. A program that takes one lock at a time begins and ends a
-/// session with each. Such a session is reused here instead of being made again each time. The program sees no difference: the
-/// session has another id, and no rows.
-const MOST_SPARES: usize = 1_024;
-
 /// One session.
 #[derive(Debug, Clone)]
 pub(crate) struct Session {
@@ -47,7 +47,7 @@ pub(crate) struct Session {
     user: Rc<[u8]>,
     /// Random: a session of the same name that begins later has another.
     pub(crate) id: u64,
-    /// The number that its holds are tied to: its own, until it begins again.
+    /// The number that its holds are tied to: its own, until it is restarted.
     pub(crate) holds: SessionNo,
     /// The connection that sent its last SESSION command, and for how long that keeps it.
     pub(crate) keeper: ClientId,
@@ -98,11 +98,11 @@ pub(crate) struct Sessions {
     idle: BTreeSet<SessionNo>,
     // Those that have more rows than are kept.
     overflown: BTreeSet<SessionNo>,
-    // Sessions that are over, the oldest first, and some that have begun again since.
+    // Sessions that are over, the oldest first, and some that have been reused since.
     spares: VecDeque<SessionNo>,
     over: usize,
     not_alive: usize,
-    begun_anew: u64,
+    restarts: u64,
     last: u32,
     drawn: u64,
     random: RandomState,
@@ -135,14 +135,14 @@ impl Sessions {
         self.by_no.values().map(|session| session.rows.len()).sum()
     }
 
-    /// Returns how many sessions have begun again.
-    pub(crate) fn begun_anew(&self) -> u64 {
-        self.begun_anew
+    /// Returns how many times sessions were restarted.
+    pub(crate) fn restarts(&self) -> u64 {
+        self.restarts
     }
 
     /// Counts from 0 again.
     pub(crate) fn reset_count(&mut self) {
-        self.begun_anew = 0;
+        self.restarts = 0;
     }
 
     /// Returns a session.
@@ -206,7 +206,7 @@ impl Sessions {
             return Err(Refusal::Full("dlock.max-sessions"));
         }
         let no = match known {
-            Some(no) => self.begin_again(no, of.user, now),
+            Some(no) => self.reuse_spare(no, of.user, now),
             None => self.begin(of, now),
         };
         self.not_alive += 1;
@@ -242,7 +242,7 @@ impl Sessions {
     }
 
     /// Begins a session that was kept as a spare.
-    fn begin_again(&mut self, no: SessionNo, user: &[u8], now: SteadyMs) -> SessionNo {
+    fn reuse_spare(&mut self, no: SessionNo, user: &[u8], now: SteadyMs) -> SessionNo {
         let id = self.draw();
         if let Some(session) = self.by_no.get_mut(&no) {
             if *session.user != *user {
@@ -368,7 +368,7 @@ impl Sessions {
     }
 
     /// Notes that a request of a session waits, or waits no longer.
-    pub(crate) fn waits(&mut self, no: SessionNo, id: RequestId, waits: bool) {
+    pub(crate) fn set_waiting(&mut self, no: SessionNo, id: RequestId, waits: bool) {
         let Some(session) = self.by_no.get_mut(&no) else {
             return;
         };
@@ -381,7 +381,7 @@ impl Sessions {
     }
 
     /// Tells a session that a hold has come into it, unless replicas must confirm that first.
-    pub(crate) fn came(&mut self, party: Party, id: TieId, ties: &mut Ties) {
+    pub(crate) fn hold_came(&mut self, party: Party, id: TieId, ties: &mut Ties) {
         if !self.confirms {
             self.confirmed(party, id, self.replies, ties);
         }
@@ -400,7 +400,7 @@ impl Sessions {
     }
 
     /// Tells a session that a hold has left it, unless a command that named its token made that.
-    pub(crate) fn lost(&mut self, token: Token, tie: &Tie, loss: Loss) {
+    pub(crate) fn hold_lost(&mut self, token: Token, tie: &Tie, loss: Loss) {
         let Some(no) = self.of_party(tie.party) else {
             return;
         };
@@ -443,7 +443,7 @@ impl Sessions {
     }
 
     /// Tells a session how a wait has ended. The row of a hold tells of a grant.
-    pub(crate) fn ended(&mut self, no: SessionNo, outcome: &Outcome, whose: HoldRef) {
+    pub(crate) fn wait_ended(&mut self, no: SessionNo, outcome: &Outcome, whose: HoldRef) {
         let word = match outcome {
             Outcome::Granted(_) | Outcome::GrantedAll(_) | Outcome::Gone => return,
             Outcome::TimedOut => Word::Timeout,
@@ -475,8 +475,8 @@ impl Sessions {
         }
     }
 
-    /// Begins a session again, under another id. Its places stay. Returns the party that its holds are still tied to.
-    pub(crate) fn begin_anew(&mut self, no: SessionNo) -> Option<Party> {
+    /// Restarts a session, under another id: it had more rows than are kept. Its places stay. Returns the party that its holds are still tied to.
+    pub(crate) fn restart(&mut self, no: SessionNo) -> Option<Party> {
         let (fresh, id) = (self.next_no(), self.draw());
         let session = self.by_no.get_mut(&no)?;
         let before = std::mem::replace(&mut session.holds, fresh);
@@ -484,7 +484,7 @@ impl Sessions {
         session.rows = Rows::default();
         self.renumbered.remove(&before);
         self.renumbered.insert(fresh, no);
-        self.begun_anew += 1;
+        self.restarts += 1;
         self.wake(no);
         Some(Party::Session(before))
     }
@@ -501,7 +501,7 @@ impl Sessions {
         Some(session)
     }
 
-    /// Ends a session, in which nothing is left. It is kept as a spare, if its name is its own. Returns the party that is no longer
+    /// Ends a session, in which nothing is left. It is kept as a spare, if its name was not freed and it was never restarted. Returns the party that is no longer
     /// needed, if there is one.
     pub(crate) fn end(&mut self, no: SessionNo) -> Option<Party> {
         self.unblock(no);
@@ -518,7 +518,7 @@ impl Sessions {
         let session = self.by_no.get_mut(&no)?;
         session.kept_ms = 0;
         session.withheld.clear();
-        session.rows.begin_anew();
+        session.rows.clear();
         if !std::mem::replace(&mut session.spare, true) {
             self.spares.push_back(no);
         }
@@ -534,7 +534,7 @@ impl Sessions {
         !self.spares.is_empty()
     }
 
-    /// Removes the oldest spare. Returns the party that it was; none if its program has begun it again.
+    /// Removes the oldest spare. Returns the party that it was; none if its program has reused it.
     pub(crate) fn drop_spare(&mut self) -> Option<Party> {
         let oldest = self.spares.pop_front()?;
         let session = self.by_no.get_mut(&oldest)?;
@@ -564,7 +564,7 @@ impl Sessions {
             last: self.last,
             drawn: self.drawn,
             random: self.random.clone(),
-            begun_anew: self.begun_anew,
+            restarts: self.restarts,
             confirms: self.confirms,
             ..Sessions::default()
         };

@@ -125,7 +125,7 @@ impl Rows {
     }
 
     /// Forgets all rows. The next one has the number 1.
-    pub(crate) fn begin_anew(&mut self) {
+    pub(crate) fn clear(&mut self) {
         let mut rows = std::mem::take(&mut self.rows);
         rows.clear();
         rows.shrink_to(USUAL_ROWS);
@@ -239,7 +239,7 @@ impl Rows {
         let first = self.rows.partition_point(|row| row.number <= seen);
         let rows = self.rows.range(first..).filter_map(|row| {
             let (whose, end) = match &row.whose {
-                Whose::Named(whose) => (whose.as_ref().as_ref(), row.end),
+                Whose::Named(whose) => (whose.hold_ref(), row.end),
                 Whose::Held(id) => {
                     let tie = ties.get(*id)?;
                     (tie.whose(), tie.believed(confirms))

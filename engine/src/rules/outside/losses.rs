@@ -55,7 +55,7 @@ impl Engine {
 
     /// Records the ties of a party whose leases have ended as lost, about as many as one event should.
     pub(in crate::rules) fn end_ties(&mut self, now: Now, party: Party) {
-        self.holds.ties.order(party);
+        self.holds.ties.order_all(party);
         for _ in 0..ENDED_A_STEP {
             let Some(id) = self.holds.ties.ended(party, now.wall()) else {
                 break;

@@ -29,7 +29,7 @@ impl Engine {
 
     /// Notes that a party has ended. What belonged to it is cleared away in steps.
     pub(in crate::rules) fn end_party(&mut self, party: Party, fate: Fate) {
-        self.holds.ties.order(party);
+        self.holds.ties.order_all(party);
         self.ended.insert(party, Ending { after: None, fate });
     }
 

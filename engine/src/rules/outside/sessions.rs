@@ -117,7 +117,7 @@ impl Engine {
             return;
         }
         while let Some(no) = self.holds.sessions.next_overflown() {
-            if let Some(before) = self.holds.sessions.begin_anew(no) {
+            if let Some(before) = self.holds.sessions.restart(no) {
                 self.end_party(before, Fate::Unties);
             }
         }
@@ -150,7 +150,7 @@ impl Engine {
         let session = self.holds.sessions.get(no);
         let party = session.map(|its| Party::Session(its.holds));
         if let Some(party) = party {
-            self.holds.ties.order(party);
+            self.holds.ties.order_all(party);
         }
         let confirms = self.policy.confirms();
         News {

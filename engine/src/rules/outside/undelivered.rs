@@ -25,7 +25,9 @@ impl Engine {
             if let Some(session) = promise.session {
                 let (name, owner) = (promise.name.as_ref(), &*promise.owner);
                 let whose = HoldRef { name, owner };
-                self.holds.sessions.ended(session, &Outcome::Moved, whose);
+                self.holds
+                    .sessions
+                    .wait_ended(session, &Outcome::Moved, whose);
             }
             self.undelivered.push(promise);
         }

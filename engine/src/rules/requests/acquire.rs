@@ -79,9 +79,8 @@ impl Engine {
         {
             let owner = ask.owner;
             let whose = HoldRef { name, owner };
-            self.holds.sessions.replies = true;
-            let grant = self.holds.grant_first(entry, now, whose, &ask.terms);
-            self.holds.sessions.replies = false;
+            let grant =
+                self.replying(|engine| engine.holds.grant_first(entry, now, whose, &ask.terms));
             self.holds.counters.grants_immediate += 1;
             return Ok(Answer::Granted(grant));
         }
@@ -125,10 +124,8 @@ impl Engine {
                 }
                 let owner = ask.owner;
                 let whose = HoldRef { name, owner };
-                self.holds.sessions.replies = true;
-                let awarded = self.award(entry, now, whose, &ask.terms, at);
-                self.holds.sessions.replies = false;
-                let (grant, promise) = awarded?;
+                let (grant, promise) =
+                    self.replying(|engine| engine.award(entry, now, whose, &ask.terms, at))?;
                 let answer = match promise.filter(|_| self.policy.confirms()) {
                     None => Answer::Granted(grant),
                     Some(promise) => {

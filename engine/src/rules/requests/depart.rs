@@ -36,13 +36,13 @@ impl Engine {
     /// Notes whether a request's connection is blocked, or whether its session waits.
     fn note_waiting(&mut self, id: RequestId, request: &Request, waits: bool, now: Now) {
         if let Some(session) = request.terms.session {
-            self.holds.sessions.waits(session, id, waits);
+            self.holds.sessions.set_waiting(session, id, waits);
             if waits {
                 self.place_of_session(session, now);
             }
         } else if request.blocks() {
             let client = request.terms.client;
-            self.holds.ties.waits(client, waits, now.steady());
+            self.holds.ties.set_waiting(client, waits, now.steady());
         }
     }
 
@@ -95,7 +95,7 @@ impl Engine {
                 let name = self.queues.at(part.lock).name.as_ref();
                 let owner = &left.owner;
                 let whose = HoldRef { name, owner };
-                self.holds.sessions.ended(session, &outcome, whose);
+                self.holds.sessions.wait_ended(session, &outcome, whose);
             }
             return;
         }
@@ -121,7 +121,7 @@ impl Engine {
             Some(session) => {
                 let (name, owner) = (name.as_ref(), &request.owner);
                 let whose = HoldRef { name, owner };
-                return self.holds.sessions.ended(session, &outcome, whose);
+                return self.holds.sessions.wait_ended(session, &outcome, whose);
             }
         };
         self.outbox.push(Output {

@@ -85,12 +85,13 @@ impl Engine {
         });
         self.holds.counters.renewals += 1;
         if tie.ties() || !self.holds.ties.is_empty() {
-            self.holds.sessions.named = token;
-            self.holds.sessions.replies = true;
-            self.holds
-                .tie_renewed(whose, hold.token, deadline, lease, tie, now);
-            self.holds.sessions.replies = false;
-            self.holds.sessions.named = None;
+            self.naming(token, |engine| {
+                engine.replying(|engine| {
+                    engine
+                        .holds
+                        .tie_renewed(whose, hold.token, deadline, lease, tie, now);
+                });
+            });
         }
         self.hand_over(keys, now, lock);
         Ok(deadline.since(now.wall()))
@@ -143,10 +144,11 @@ impl Engine {
             Some(left) if left <= hold.holds => left,
             Some(_) => return Err(Refusal::LeavesMore(hold.holds)),
         };
-        self.holds.sessions.named = token;
-        self.holds
-            .lower(&self.queues, entry, whose, hold, left, now);
-        self.holds.sessions.named = None;
+        self.naming(token, |engine| {
+            engine
+                .holds
+                .lower(&engine.queues, entry, whose, hold, left, now);
+        });
         if left == 0 {
             self.hand_over(keys, now, lock);
         }

@@ -139,9 +139,7 @@ impl Engine {
             return Err(Refusal::OtherShare);
         }
         self.prolong_wait(id, now, ask);
-        self.holds.sessions.replies = true;
-        self.serve_many(keys, now, id, true);
-        self.holds.sessions.replies = false;
+        self.replying(|engine| engine.serve_many(keys, now, id, true));
         Ok(Some(match self.requests.get(id) {
             Some(_) => Answer::Waiting(id),
             None => {
@@ -314,9 +312,8 @@ impl Engine {
                 self.replace(at, now);
             }
         }
-        self.holds.sessions.replies = true;
-        let (grants, promises) = self.grant_all(keys, now, ask.owner, &ask.terms, &at);
-        self.holds.sessions.replies = false;
+        let (grants, promises) =
+            self.replying(|engine| engine.grant_all(keys, now, ask.owner, &ask.terms, &at));
         let answer = match self.policy.confirms() {
             false => Answer::Granted(grants),
             true => {

@@ -5,7 +5,7 @@ use crate::holds::Due;
 use crate::outbox::News;
 use crate::refusal::Refusal;
 use crate::state::{Engine, Fate};
-use crate::types::{ClientId, Millis, Now, Party, RequestId, SessionNo};
+use crate::types::{ClientId, Millis, Now, Party, RequestId, SessionNo, Token};
 
 /// A SESSION command.
 #[derive(Debug, Clone, Copy)]
@@ -119,6 +119,28 @@ impl Engine {
         let no = self.holds.sessions.of_command(id)?;
         let blocked = self.holds.sessions.get(no)?.blocked?;
         Some(self.news(no, blocked.seen, blocked.arrived, now))
+    }
+
+    /// Does work whose reply tells of the holds that come into their session: no blocked command is answered for them.
+    #[inline(always)]
+    pub(super) fn replying<T>(&mut self, work: impl FnOnce(&mut Engine) -> T) -> T {
+        self.holds.sessions.replies = true;
+        let done = work(self);
+        self.holds.sessions.replies = false;
+        done
+    }
+
+    /// Does the work of a command that names this token: its program knows what becomes of that hold.
+    #[inline(always)]
+    pub(super) fn naming<T>(
+        &mut self,
+        token: Option<Token>,
+        work: impl FnOnce(&mut Engine) -> T,
+    ) -> T {
+        self.holds.sessions.named = token;
+        let done = work(self);
+        self.holds.sessions.named = None;
+        done
     }
 
     /// Returns whom the holds of a session are tied to.
