@@ -34,11 +34,9 @@ pub fn is_rewriting() -> bool {
 /// Returns the conversations; with `DLOCK_SCENARIO=queue,cancel` in the environment only these.
 ///
 /// # Panics
-/// When they cannot be read.
+/// When they cannot be read, or one of these is neither here nor among those of a server.
 pub fn all() -> Vec<Conversation> {
-    let all = files("scenarios");
-    assert!(!all.is_empty(), "no conversation");
-    all
+    files("scenarios")
 }
 
 /// Returns the conversations that only a server can hold, each with its title.
@@ -114,11 +112,21 @@ fn files(folder: &str) -> Vec<Conversation> {
             Conversation::of_text(path, text)
         })
         .collect();
-    if let Ok(some) = std::env::var("DLOCK_SCENARIO") {
-        all.retain(|file| {
-            some.split(',')
-                .any(|one| file.name.strip_suffix(".txt") == Some(one))
-        });
+    match std::env::var("DLOCK_SCENARIO") {
+        Ok(some) => {
+            for one in some.split(',') {
+                let is_there = ["scenarios", "servers"].iter().any(|folder| {
+                    let file = format!("{}/{folder}/{one}.txt", env!("CARGO_MANIFEST_DIR"));
+                    Path::new(&file).exists()
+                });
+                assert!(is_there, "DLOCK_SCENARIO: no conversation is called {one}");
+            }
+            all.retain(|file| {
+                some.split(',')
+                    .any(|one| file.name.strip_suffix(".txt") == Some(one))
+            });
+        }
+        Err(_) => assert!(!all.is_empty(), "no conversation"),
     }
     all.sort_by(|one, other| one.name.cmp(&other.name));
     all

@@ -736,7 +736,8 @@ fn what_is_left_behind_is_seen() {
     ];
     for (at, leave) in leave.into_iter().enumerate() {
         let mut world = World::new(Policy::default());
-        assert!(no_leak(&world).is_ok());
+        let before = no_leak(&world);
+        assert!(before.is_ok(), "{before:?}");
         leave(&mut world);
         assert!(
             matches!(no_leak(&world), Err(Broken(Rule::NoLeak, _))),

@@ -90,16 +90,73 @@ fn the_reference_has_every_command() {
     );
 }
 
+/// Returns the arguments of a command, those within others included.
+fn args(spec: &Spec) -> impl Iterator<Item = &'static Arg> {
+    let parts = |arg: &'static Arg| match arg.kind {
+        Kind::OneOf(parts) | Kind::With(parts) => parts,
+        _ => std::slice::from_ref(arg),
+    };
+    spec.args.iter().flat_map(parts).flat_map(parts)
+}
+
+/// Returns the words of all options of the commands that clients send, each with the command's name in upper case.
+fn options() -> impl Iterator<Item = (String, &'static str)> {
+    let public = COMMANDS.iter().filter(|spec| !spec.internal());
+    public.flat_map(|spec| {
+        let command = spec.name.trim_start_matches("dlock.").to_uppercase();
+        let tokens = args(spec).filter_map(|arg| arg.token);
+        tokens.map(move |token| (command.clone(), token))
+    })
+}
+
+#[test]
+fn the_reference_explains_every_option() {
+    let reference = document("commands.md");
+    let section = |command: &str| {
+        let heading = format!("### DLOCK.{command}\n");
+        let section = reference.split_once(&heading).expect(&heading).1;
+        section.split("\n### ").next().unwrap_or_default()
+    };
+    let has = |command: &str, token: &str| {
+        let words = section(command).split(|c: char| !c.is_ascii_alphanumeric());
+        // Once in the syntax.
+        words.filter(|word| *word == token).count() > 1
+    };
+    let explains = |command: &str, token: &str| {
+        let as_acquire = section(command).contains("`DLOCK.ACQUIRE`");
+        has(command, token) || (as_acquire && has("ACQUIRE", token))
+    };
+    let missing: Vec<String> = options()
+        .filter(|(command, token)| !explains(command, token))
+        .map(|(command, token)| format!("{command} {token}"))
+        .collect();
+    assert_eq!(
+        missing, [""; 0],
+        "their sections of docs/commands.md only have the syntax"
+    );
+    assert!(!explains("RELEASE", "QUIETLY"));
+}
+
+#[test]
+fn the_fuzzer_knows_every_word() {
+    let file = format!("{}/../fuzz/words.dict", env!("CARGO_MANIFEST_DIR"));
+    let dictionary = std::fs::read_to_string(&file).expect(&file);
+    let known: BTreeSet<&str> = dictionary.split([' ', '"', '\n']).collect();
+    let commands = COMMANDS.iter().filter(|spec| !spec.internal());
+    let mut words: BTreeSet<String> = commands
+        .map(|spec| spec.name.trim_start_matches("dlock.").to_uppercase())
+        .collect();
+    words.extend(options().map(|(_, token)| token.to_owned()));
+    words.retain(|word| !known.contains(&**word));
+    assert_eq!(words, BTreeSet::new(), "fuzz/words.dict does not have them");
+}
+
 #[test]
 fn the_reference_says_what_every_argument_may_be() {
     let (errors, policy) = (document("trouble.md"), Policy::default());
     let mut missing = BTreeSet::new();
     for spec in COMMANDS.iter().filter(|spec| !spec.internal()) {
-        let parts = |arg: &'static Arg| match arg.kind {
-            Kind::OneOf(parts) | Kind::With(parts) => parts,
-            _ => std::slice::from_ref(arg),
-        };
-        for arg in spec.args.iter().flat_map(parts).flat_map(parts) {
+        for arg in args(spec) {
             let error = arg
                 .must(&policy)
                 .map(|must| Error::Argument(arg.called(), must));
@@ -127,21 +184,10 @@ fn a_conversation_has_every_option_of_every_command() {
             after.any(|word| word == option)
         })
     };
-    let mut missing = Vec::new();
-    for spec in COMMANDS.iter().filter(|spec| !spec.internal()) {
-        let parts = |arg: &'static Arg| match arg.kind {
-            Kind::OneOf(parts) | Kind::With(parts) => parts,
-            _ => std::slice::from_ref(arg),
-        };
-        let args = spec.args.iter().flat_map(parts).flat_map(parts);
-        let command = spec.name.trim_start_matches("dlock.").to_uppercase();
-        let tokens = args.filter_map(|arg| arg.token);
-        missing.extend(
-            tokens
-                .filter(|token| !has(&command, token))
-                .map(|token| format!("{command} {token}")),
-        );
-    }
+    let missing: Vec<String> = options()
+        .filter(|(command, token)| !has(command, token))
+        .map(|(command, token)| format!("{command} {token}"))
+        .collect();
     assert_eq!(missing, [""; 0], "no conversation in tests/ has them");
     assert!(!has("ACQUIRE", "QUIETLY"));
 }

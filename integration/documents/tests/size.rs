@@ -42,7 +42,7 @@ fn the_pages_are_few_and_short() {
     let words: usize = pages.iter().map(|(_, words)| words).sum();
     println!("{words:6} words on {} pages", pages.len());
     assert!(pages.len() > 10, "{pages:?}");
-    assert_eq!(excess(&pages), [""; 0]);
+    assert_eq!(excess(&pages), [""; 0], "{pages:#?}");
 }
 
 #[test]
@@ -55,11 +55,17 @@ fn too_many_pages_and_words_are_found() {
     let pages = vec![page(1); MOST_PAGES + 1];
     assert_eq!(
         excess(&pages),
-        ["17 pages, at most 16: merge or shorten some"]
+        [format!(
+            "{} pages, at most {MOST_PAGES}: merge or shorten some",
+            MOST_PAGES + 1
+        )]
     );
     let words = [page(MOST_WORDS), page(1)];
     assert_eq!(
         excess(&words),
-        ["45001 words, at most 45000: merge or shorten some"]
+        [format!(
+            "{} words, at most {MOST_WORDS}: merge or shorten some",
+            MOST_WORDS + 1
+        )]
     );
 }
