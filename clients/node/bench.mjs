@@ -83,8 +83,10 @@ const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.l
 
 /** A field of the server's INFO. */
 const told = async (field) => Number(new RegExp(`^${field}:(.*)`, 'm').exec(await watch.call('INFO', 'everything'))[1]);
-const connections = async () => (await watch.client('LIST')).trim().split('\n').length;
-const connectionsBefore = () => sleep(1000).then(connections); // those of the last one have ended
+const connections = async () => [...(await watch.client('LIST')).matchAll(/^id=(\d+)/gm)].map(([, id]) => Number(id));
+/** The id of the newest connection. Those of the last measurement may still be ending. */
+const newest = async () => Math.max(...await connections());
+const since = async (before) => (await connections()).filter((id) => id > before).length;
 /** Microseconds of the processor that the server has used. */
 const ofServer = async () => 1e6 * (await told('used_cpu_user') + await told('used_cpu_sys'));
 
@@ -132,11 +134,11 @@ async function thirtyTwoAt50ms(kind) {
 
 /** Connections while this many tasks wait for one held lock. They take it in turn in the end. */
 async function waiting(kind, count) {
-  const [before, { locks, end }, key] = [await connectionsBefore(), KINDS[kind](), name()];
+  const [before, { locks, end }, key] = [await newest(), KINDS[kind](), name()];
   const hold = await locks.lock(key);
   const turns = Array.from({ length: count }, () => locks.using(key, () => {}));
   while (await told('dlock_places_queued') < count) await sleep(10);
-  const seen = await connections() - before;
+  const seen = await since(before);
   await hold.release();
   await Promise.all(turns);
   await end();
@@ -146,10 +148,10 @@ async function waiting(kind, count) {
 /** Commands a second on the wire while this many locks are held, connections, and losses. */
 async function held(kind, count) {
   const path = await command(`path ${host}:${port}`);
-  const before = await connectionsBefore();
+  const before = await newest();
   const { locks, end } = KINDS[kind](path.split(':')[1]);
   const holds = await Promise.all(Array.from({ length: count }, (_, i) => locks.lock(`${name()}:${i}`)));
-  const seen = await connections() - before;
+  const seen = await since(before);
   const first = Number(await command(`commands ${path}`));
   await sleep(10_000);
   const rate = (Number(await command(`commands ${path}`)) - first) / 10;

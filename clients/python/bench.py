@@ -50,13 +50,14 @@ def since(began):
     return PAIRS / wall, 1e6 * ours / PAIRS, 1e6 * servers / PAIRS
 
 
-def connections():
-    return len(WATCH.client_list())
+def newest():
+    """The id of the newest connection. Those of the last measurement may still be ending."""
+    return max(int(one["id"]) for one in WATCH.client_list())
 
 
-def connections_before():
-    time.sleep(1)  # those of the last one end
-    return connections()
+def connections(before):
+    """Connections that are newer than this."""
+    return sum(int(one["id"]) > before for one in WATCH.client_list())
 
 
 class Ours:
@@ -198,7 +199,7 @@ def queued():
 
 def connections_of_threads(count):
     """Connections while this many threads wait for one held lock. They take it in turn in the end."""
-    before, locks, key = connections_before(), dlock.Locks(client()), name()
+    before, locks, key = newest(), dlock.Locks(client()), name()
 
     def turn():
         with locks.acquire(key):
@@ -210,13 +211,13 @@ def connections_of_threads(count):
                 threads.submit(turn)
             while queued() < count:
                 time.sleep(0.01)
-            seen = connections() - before
+            seen = connections(before)
     locks.close()
     return seen
 
 
 async def connections_of_tasks(count):
-    before, server, key = connections_before(), redis.asyncio.Redis(host=HOST, port=int(PORT)), name()
+    before, server, key = newest(), redis.asyncio.Redis(host=HOST, port=int(PORT)), name()
     locks = dlock.AsyncLocks(server)
 
     async def turn():
@@ -227,7 +228,7 @@ async def connections_of_tasks(count):
         turns = asyncio.gather(*(turn() for _ in range(count)))
         while queued() < count:
             await asyncio.sleep(0.01)
-        seen = connections() - before
+        seen = connections(before)
     await turns
     await locks.aclose()
     await server.aclose()
@@ -238,10 +239,10 @@ def held(count):
     """Commands a second on the wire while this many locks are held, and connections."""
     path = command(f"path {HOST}:{PORT}")
     host, port = path.split(":")
-    before = connections_before()
+    before = newest()
     locks = dlock.Locks(client(host=host, port=int(port)))
     holds = [locks.acquire(f"{name()}:{number}") for number in range(count)]
-    ours = connections() - before
+    ours = connections(before)
     first = int(command(f"commands {path}"))
     time.sleep(10)
     rate = (int(command(f"commands {path}")) - first) / 10

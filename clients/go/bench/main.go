@@ -115,7 +115,17 @@ func used() float64 {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano()).Seconds()
 }
 
-func connections() int { return strings.Count(watch.ClientList(ctx).Val(), "\n") }
+// ids returns those of all connections, the oldest first. Those of the last measurement may still be ending.
+func ids() (all []int) {
+	for line := range strings.Lines(watch.ClientList(ctx).Val()) {
+		word, _, _ := strings.Cut(strings.TrimPrefix(line, "id="), " ")
+		id, err := strconv.Atoi(word)
+		must(err)
+		all = append(all, id)
+	}
+	slices.Sort(all)
+	return all
+}
 
 // round is what a round of uncontended pairs has shown: pairs a second, and for each the microseconds of the processor.
 type round struct{ rate, client, server float64 }
@@ -175,8 +185,7 @@ func command(line string) string {
 
 // waiting returns the connections while count goroutines wait for one held lock. They take it in turn in the end.
 func waiting(count int) int {
-	time.Sleep(time.Second) // the connections of the last one end
-	before, key := connections(), "bench:"+rand.Text()
+	before, key := slices.Max(ids()), "bench:"+rand.Text()
 	server := redis.NewClient(&redis.Options{Addr: os.Getenv("DLOCK_SINGLE")}) // with the pool that it has by itself
 	defer server.Close()
 	locks, err := dlock.New(server, dlock.Settings{})
@@ -195,7 +204,9 @@ func waiting(count int) int {
 	for told("dlock_places_queued") < float64(count) {
 		time.Sleep(10 * time.Millisecond)
 	}
-	seen := connections() - before
+	after := ids()
+	newer, _ := slices.BinarySearch(after, before+1)
+	seen := len(after) - newer
 	must(hold.Release(ctx))
 	all.Wait()
 	return seen

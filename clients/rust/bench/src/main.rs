@@ -85,16 +85,21 @@ impl Watch {
         1e6 * (self.told("used_cpu_user").await + self.told("used_cpu_sys").await)
     }
 
-    /// Returns the connections, when those of the last one have ended.
-    async fn connections_before(&self) -> usize {
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        self.connections().await
+    /// Returns the id of the newest connection. Those of the last measurement may still be ending.
+    async fn newest(&self) -> u64 {
+        self.ids().await.into_iter().max().expect("this one")
     }
 
-    async fn connections(&self) -> usize {
+    /// Returns how many connections are newer than that.
+    async fn since(&self, newest: u64) -> usize {
+        self.ids().await.into_iter().filter(|id| *id > newest).count()
+    }
+
+    async fn ids(&self) -> Vec<u64> {
         let list: String =
             redis::cmd("CLIENT").arg("LIST").query_async(&mut self.0.clone()).await.expect("it may look");
-        list.lines().count()
+        let ids = list.lines().filter_map(|line| line.strip_prefix("id=")?.split(' ').next()?.parse().ok());
+        ids.collect()
     }
 }
 
@@ -176,7 +181,7 @@ async fn far(make: fn(&str) -> Kind) -> f64 {
 
 /// Returns the connections while `count` tasks wait for one held lock. They take it in turn in the end.
 async fn waiting(count: usize, watch: &Watch) -> usize {
-    let (before, key) = (watch.connections_before().await, key());
+    let (before, key) = (watch.newest().await, key());
     let locks = Locks::new(client(&address())).expect("good settings");
     let kind = Kind::Dlock(locks.clone());
     let hold = locks.on(&key).lock().await.expect("the lock");
@@ -188,7 +193,7 @@ async fn waiting(count: usize, watch: &Watch) -> usize {
     while watch.told("dlock_places_queued").await < count as f64 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    let connections = watch.connections().await - before;
+    let connections = watch.since(before).await;
     hold.release().await.expect("it was held");
     all(turns).await;
     locks.close();
@@ -197,14 +202,14 @@ async fn waiting(count: usize, watch: &Watch) -> usize {
 
 /// Returns the commands a second on the wire while `count` locks are held, the connections, and how many locks were lost.
 async fn held(count: usize, watch: &Watch) -> (f64, usize, usize) {
-    let before = watch.connections_before().await;
+    let before = watch.newest().await;
     let path = control(&format!("path {}", address()));
     let locks = Locks::new(client(&path)).expect("good settings");
     let mut holds = Vec::new();
     for _ in 0..count {
         holds.push(locks.on(key()).lock().await.expect("the lock"));
     }
-    let connections = watch.connections().await - before;
+    let connections = watch.since(before).await;
     let commands = || control(&format!("commands {path}")).parse::<f64>().expect("a number");
     let first = commands();
     tokio::time::sleep(Duration::from_secs(10)).await;

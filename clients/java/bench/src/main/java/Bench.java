@@ -29,6 +29,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.function.ToDoubleFunction;
+import java.util.stream.LongStream;
 import java.util.stream.Stream;
 import org.redisson.Redisson;
 import org.redisson.api.RLock;
@@ -129,14 +130,17 @@ public final class Bench {
         return 1e6 * (told("used_cpu_user") + told("used_cpu_sys"));
     }
 
-    /** Connections, when those of the last one have ended. */
-    private static long connectionsBefore() throws InterruptedException {
-        Thread.sleep(1000);
-        return connections();
+    /** The id of the newest connection. Those of the last measurement may still be ending. */
+    private static long newest() {
+        return connections().max().orElseThrow();
     }
 
-    private static long connections() {
-        return WATCH.clientList().lines().count();
+    private static long since(long newest) {
+        return connections().filter(id -> id > newest).count();
+    }
+
+    private static LongStream connections() {
+        return WATCH.clientList().lines().mapToLong(line -> Long.parseLong(line.substring("id=".length(), line.indexOf(' '))));
     }
 
     private static Round uncontended(Callable<Kind> make) throws Exception {
@@ -228,7 +232,7 @@ public final class Bench {
 
     /** Prints the connections while tasks wait for one held lock. They take it in turn in the end. */
     private static void waiting(String library, int count) throws Exception {
-        long before = connectionsBefore();
+        long before = newest();
         String key = "bench:" + UUID.randomUUID();
         try (DLocks locks = new DLocks(connector(library, ADDRESS))) {
             Hold hold = locks.ask(key).holdAsync().join();
@@ -236,7 +240,7 @@ public final class Bench {
             while (told("dlock_places_queued") < count) {
                 Thread.sleep(10);
             }
-            say("| %d | dlock, %s | %d |", count, library, connections() - before);
+            say("| %d | dlock, %s | %d |", count, library, since(before));
             hold.release();
             turns.forEach(CompletableFuture::join);
         }
@@ -244,10 +248,10 @@ public final class Bench {
 
     private static void held(String library, int count) throws Exception {
         String path = control("path " + ADDRESS);
-        long before = connectionsBefore();
+        long before = newest();
         try (DLocks locks = new DLocks(connector(library, path))) {
             List<Hold> holds = take(locks, count);
-            long connections = connections() - before;
+            long connections = since(before);
             long first = Long.parseLong(control("commands " + path));
             Thread.sleep(10_000);
             double rate = (Long.parseLong(control("commands " + path)) - first) / 10.0;
