@@ -18,7 +18,7 @@ macro_rules! api {
 }
 pub(crate) use api;
 
-/// Resolves the functions that an uncontended command calls (see [`Hot`]).
+/// Calls a function of [`Hot`] by name, within `unsafe`: the caller vouches for the arguments.
 macro_rules! hot {
     ($name:ident($($arg:expr),* $(,)?)) => {
         ($crate::ffi::api::HOT.$name)($($arg),*)
@@ -76,7 +76,8 @@ hot_functions! {
     RedisModule_StringPtrLen(*const Str, *mut usize) -> *const c_char;
 }
 
-/// Panics for a function that was there at load and is gone. The panic ends at the callback.
+/// Panics for a function that is not there, which [`complete`] has excluded. The panic ends at the callback; that of a function of [`Hot`] ends
+/// the process.
 #[cold]
 pub(crate) fn missing(name: &str) -> ! {
     panic!("the server has no {name}")
@@ -85,7 +86,7 @@ pub(crate) fn missing(name: &str) -> ! {
 /// The server's value for success.
 pub(crate) const OK: c_int = raw::REDISMODULE_OK as c_int;
 
-/// Checks that the server has every function that the module needs. Call it at load, before anything else here.
+/// Checks that the server has every function that the module calls; a test compares the list. Call it at load, before anything else here.
 ///
 /// Errors with the name of a missing function.
 pub(crate) fn complete() -> Result<(), &'static str> {
@@ -100,18 +101,30 @@ pub(crate) fn complete() -> Result<(), &'static str> {
         };
     }
     need! {
-        RedisModule_AvoidReplicaTraffic RedisModule_BlockClientOnKeys RedisModule_Call
-        RedisModule_CommandFilterArgGet RedisModule_CommandFilterArgReplace RedisModule_CommandFilterArgsCount
-        RedisModule_CreateCommand RedisModule_CreateString RedisModule_CreateTimer
-        RedisModule_EventLoopAddOneShot RedisModule_GetContextFlags RedisModule_GetDbIdFromIO
-        RedisModule_GetCurrentUserName
-        RedisModule_GetDbIdFromOptCtx RedisModule_GetDetachedThreadSafeContext RedisModule_GetKeyNameFromOptCtx
-        RedisModule_GetNotifyKeyspaceEvents
-        RedisModule_NotifyKeyspaceEvent RedisModule_PublishMessage RedisModule_PublishMessageShard
-        RedisModule_RegisterCommandFilter RedisModule_RegisterNumericConfig
-        RedisModule_Replicate RedisModule_Scan RedisModule_ScanCursorCreate RedisModule_ScanCursorDestroy
-        RedisModule_SetCommandInfo RedisModule_SubscribeToServerEvent
-        RedisModule_UnblockClient RedisModule_UnregisterCommandFilter
+        RedisModule_ACLCheckCommandPermissions RedisModule_ACLCheckKeyPermissions RedisModule_AvoidReplicaTraffic
+        RedisModule_BlockClient RedisModule_BlockClientOnKeys RedisModule_Call RedisModule_CallReplyArrayElement
+        RedisModule_CallReplyInteger RedisModule_CallReplyLength RedisModule_CallReplyProto
+        RedisModule_CallReplySetElement RedisModule_CallReplyStringPtr RedisModule_CallReplyType
+        RedisModule_CommandFilterArgGet RedisModule_CommandFilterArgReplace RedisModule_CreateCommand
+        RedisModule_CreateString RedisModule_CreateTimer RedisModule_DbSize RedisModule_DigestAddStringBuffer
+        RedisModule_DigestEndSequence RedisModule_EmitAOF RedisModule_EventLoopAddOneShot RedisModule_Free
+        RedisModule_FreeCallReply RedisModule_FreeModuleUser RedisModule_FreeServerInfo RedisModule_FreeString
+        RedisModule_GetBlockedClientPrivateData RedisModule_GetClientInfoById RedisModule_GetClientNameById
+        RedisModule_GetClientUserNameById RedisModule_GetCommand RedisModule_GetCommandKeysWithFlags
+        RedisModule_GetContextFlags RedisModule_GetContextFromIO RedisModule_GetCurrentUserName
+        RedisModule_GetDbIdFromIO RedisModule_GetDbIdFromOptCtx RedisModule_GetDetachedThreadSafeContext
+        RedisModule_GetKeyNameFromIO RedisModule_GetKeyNameFromOptCtx RedisModule_GetModuleUserFromUserName
+        RedisModule_GetNotifyKeyspaceEvents RedisModule_GetServerInfo RedisModule_InfoAddFieldULongLong
+        RedisModule_InfoAddSection RedisModule_IsIOError RedisModule_IsKeysPositionRequest
+        RedisModule_KeyAtPosWithFlags RedisModule_LatencyAddSample RedisModule_LoadConfigs
+        RedisModule_LoadStringBuffer RedisModule_Log RedisModule_NotifyKeyspaceEvent RedisModule_PublishMessage
+        RedisModule_PublishMessageShard RedisModule_RegisterCommandFilter RedisModule_RegisterInfoFunc
+        RedisModule_Replicate RedisModule_ReplyWithCallReply RedisModule_ReplyWithError RedisModule_ReplyWithMap
+        RedisModule_ReplyWithNull RedisModule_ReplyWithNullArray RedisModule_ReplyWithSimpleString
+        RedisModule_ReplyWithStringBuffer RedisModule_SaveStringBuffer RedisModule_Scan RedisModule_ScanCursorCreate
+        RedisModule_ScanCursorDestroy RedisModule_SelectDb RedisModule_ServerInfoGetFieldC RedisModule_SetCommandInfo
+        RedisModule_SetDisconnectCallback RedisModule_StopTimer RedisModule_SubscribeToKeyspaceEvents
+        RedisModule_SubscribeToServerEvent RedisModule_UnblockClient RedisModule_UnregisterCommandFilter
     }
     // SAFETY: nothing else runs at load.
     unsafe { HOT = Hot::of_server()? };

@@ -122,11 +122,11 @@ pub(crate) fn refresh_eviction(ctx: Ctx) -> bool {
         .server_info(c"memory", c"maxmemory_policy")
         .unwrap_or_default();
     let possible = !policy.is_empty() && policy != "noeviction";
-    if possible && !EVICTION_POSSIBLE.swap(possible, Ordering::Relaxed) {
+    let was_possible = EVICTION_POSSIBLE.swap(possible, Ordering::Relaxed);
+    if possible && !was_possible {
         log::warning(&format!(
             "maxmemory-policy {policy} can evict locks while they are held; use noeviction for a lock server"
         ));
     }
-    EVICTION_POSSIBLE.store(possible, Ordering::Relaxed);
     possible
 }

@@ -27,10 +27,10 @@ pub(super) fn page(ctx: Ctx, listing: &Listing) -> Result<Reply, Error> {
     };
     let (next, keys) = scan(ctx, cursor, listing)?;
     let rows = rows(ctx, listing, Source::Keys(cursor), &keys)?;
-    match (next, listing.after_keys()) {
-        (0, Some(from)) => queues(ctx, listing, from, rows),
-        (0, None) => Ok(list::page(None, rows)),
-        (next, _) => Ok(list::page(Some(Source::Keys(next)), rows)),
+    match next {
+        0 if listing.continues_in_queues() => queues(ctx, listing, 0, rows),
+        0 => Ok(list::page(None, rows)),
+        next => Ok(list::page(Some(Source::Keys(next)), rows)),
     }
 }
 

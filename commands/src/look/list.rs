@@ -6,11 +6,11 @@
 //! then the queues; with `CONTENDED`, the queues only. A cursor in the queues has the bit `OF_QUEUES`.
 
 pub use crate::call::{Listing, Source};
+
+use crate::call::{Call, Reply};
 use crate::error::Error;
 use crate::table::Args;
 use crate::words::glob;
-
-use crate::call::{Call, Reply};
 use dlock_engine::{collections::scan_order, Keyspace, NameRef, Row};
 
 /// The keys that one call reads without `COUNT`.
@@ -58,10 +58,9 @@ pub fn run(given: &Args) -> Result<Reply, Error> {
 }
 
 impl Listing {
-    /// Returns where in the queues the list continues after the last of the keys: with the locks that have no key, if they can
-    /// match.
-    pub fn after_keys(&self) -> Option<u64> {
-        self.owner.is_none().then_some(0)
+    /// Returns true if the list continues after the last of the keys with the first of the queues: locks that have no key can match.
+    pub fn continues_in_queues(&self) -> bool {
+        self.owner.is_none()
     }
 
     /// Returns the rows of the locks at these keys that match and that the user may read. Keys from the server's SCAN match the pattern

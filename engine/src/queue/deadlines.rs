@@ -41,8 +41,13 @@ impl<At: Copy + Ord, Due> Deadlines<At, Due> {
     /// Takes the handle out of `key`, and removes its entry if it is still there.
     pub fn clear(&mut self, key: &mut Option<DueKey<At>>) {
         if let Some(key) = key.take() {
-            self.index.remove(&key);
+            self.remove(&key);
         }
+    }
+
+    /// Removes an entry if it is still there.
+    pub fn remove(&mut self, key: &DueKey<At>) {
+        self.index.remove(key);
     }
 
     /// Returns the time of the earliest entry.

@@ -28,7 +28,7 @@ pub(crate) struct WaitQueue {
     by_owner: Option<Box<HashMap<Rc<[u8]>, Arrival>>>,
     /// The due entry of the earliest lease.
     pub lease: Option<DueKey<WallMs>>,
-    /// How many parts of requests for many locks wait at a place here.
+    /// How many parts of requests for many locks wait at a place here, or have left and are still to be removed.
     pub multi_places: usize,
     // How many places ask for the lock with limit 1.
     exclusive: usize,

@@ -26,7 +26,7 @@ enum Served {
 
 impl Engine {
     /// Grants the head while it is compatible: first the waiting upgrade, then the queue. Returns true if a compatible
-    /// head may be left because the step is full.
+    /// head may be left: the step is full, the slot is leaving, or the queue is not reconciled up to it.
     pub(super) fn serve(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) -> bool {
         for _ in 0..GRANTS_A_STEP {
             while self.drop_left_head(entry, now, lock) {}
@@ -81,12 +81,14 @@ impl Engine {
             self.remove_place(entry, now, lock, number, not_held);
             return Served::Moved;
         }
+        if head.is_absent() {
+            return Served::Waits;
+        }
         let kind = RequestKind::to(number);
         let grantable = self.grantable(entry, queue, now, &head.owner, head.share, kind);
         let waiting = head.request().and_then(|id| self.requests.get(id));
         let kept_back = waiting.is_some_and(|request| !self.may_be_granted(request));
         match grantable {
-            _ if head.is_absent() => return Served::Waits,
             Grantable::Now | Grantable::Withheld if kept_back => {
                 let request = head.request();
                 // A demotion forgets the sessions at once, and their requests in steps.

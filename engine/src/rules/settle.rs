@@ -71,7 +71,8 @@ impl Engine {
         Some(lock)
     }
 
-    /// The part of a settlement that only a lock with a queue or a watch needs, apart from the path of all others.
+    /// Settles a lock with a queue or a watch, whose entry is at hand. Whether its slot is leaving must be up to date: `settle` looks, and
+    /// so does a command before it ([`Engine::close_if_leaving`]).
     #[cold]
     pub(super) fn settle_queue(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) {
         if self.has_appeared(entry, lock) {
@@ -111,9 +112,9 @@ impl Engine {
         let mut refused = Vec::new();
         let mut settled = 0;
         // A lock that is marked again meanwhile is left for the next step: a lock with many to grant comes up once in each.
-        let mut left = self.dirty.len();
-        while settled < most && left > 0 && self.outbox.len() < OUTPUTS_A_STEP {
-            left -= 1;
+        let mut to_visit = self.dirty.len();
+        while settled < most && to_visit > 0 && self.outbox.len() < OUTPUTS_A_STEP {
+            to_visit -= 1;
             let Some(lock) = self.dirty.pop_front() else {
                 break;
             };
@@ -121,7 +122,7 @@ impl Engine {
                 continue;
             };
             let empty = queue.is_empty();
-            let gone = if self.left.is_empty() {
+            let may_have_left = if self.left.is_empty() {
                 0
             } else {
                 queue.multi_places
@@ -129,8 +130,8 @@ impl Engine {
             let name = &queue.name.clone();
             let name = name.as_ref();
             if keys.can_grant(name) {
-                // Each of those that have left may stand at its head.
-                settled += 1 + gone / GONE_AS_A_LOCK;
+                // Each of them may stand at its head.
+                settled += 1 + may_have_left / GONE_AS_A_LOCK;
                 self.settle(keys, now, lock);
             } else if self.queues.at(lock).is_unattended() && !exists(keys, name) {
                 // Nobody waits here, and the lock has left with its slot and its tickets.
@@ -149,8 +150,8 @@ impl Engine {
         more
     }
 
-    /// Returns true if a settlement would change what a read-only command sees: an event has noted something about this lock (or,
-    /// without a name, about any), or one of its leases has ended.
+    /// Returns true if a settlement would change what a read-only command sees: an event has noted something about this lock, a lease
+    /// of it that is watched has ended, or, whatever the lock, requests or parties that have left are still to be cleared away.
     pub fn is_behind(&self, name: Option<NameRef>, now: impl FnOnce() -> Now) -> bool {
         let queue = name.map(|name| self.queues.at(self.queues.id(name)));
         let marked = queue.is_some_and(|queue| queue.is_behind(|| now().wall()));

@@ -96,18 +96,18 @@ pub struct PlaceView {
     pub left_ms: Option<Millis>,
     /// The session that waits here.
     pub session: Option<SessionView>,
-    /// The connection that waits here.
+    /// The connection that waits here, or that asked in the session.
     pub client: ClientId,
 }
 
 /// Kinds of places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlaceKind {
-    /// A blocked connection's place.
+    /// The place of a blocked connection, or of a session.
     Waiter,
-    /// A ticket with a connection waiting on it.
+    /// A ticket on which a connection or a session waits.
     Ticket,
-    /// A ticket that no connection waits on.
+    /// A ticket on which nobody waits, or the place of a session that is not alive.
     Absent,
 }
 
@@ -234,12 +234,6 @@ impl Engine {
         ranks.max().unwrap_or(0)
     }
 
-    /// Returns the session that waits at a place.
-    pub(crate) fn session_of_place(&self, place: &Place) -> Option<SessionNo> {
-        let request = place.request().and_then(|id| self.requests.get(id));
-        request?.terms.session
-    }
-
     /// Returns the view of a hold's session.
     fn view_session_of(&self, hold: &Hold, now: Now, name: NameRef) -> Option<SessionView> {
         let owner = hold.owner;
@@ -289,10 +283,12 @@ impl Engine {
             (live().map(|hold| hold.limit).min(), permits.sum())
         };
         Some(View {
-            state: match () {
-                () if held > 0 => LockState::Held,
-                () if !self.policy.granting(now) => LockState::Quarantined,
-                () => LockState::Reserved,
+            state: if held > 0 {
+                LockState::Held
+            } else if !self.policy.granting(now) {
+                LockState::Quarantined
+            } else {
+                LockState::Reserved
             },
             limit: strictest.or(head).unwrap_or(Limit::EXCLUSIVE),
             held,
@@ -365,15 +361,21 @@ impl Engine {
     fn view_place(&self, place: &Place, now: Now) -> PlaceView {
         let window = place.ticket.as_deref();
         let request = place.request().and_then(|id| self.requests.get(id));
+        let is_kept_back = request.is_some_and(|request| !self.may_be_granted(request));
         let until = match request {
-            Some(request) => request.until.map(|due| due.at),
+            Some(request) => {
+                let session = request.terms.session.filter(|_| is_kept_back);
+                let session = session.and_then(|no| self.holds.sessions.get(no)?.due);
+                let ends = request.until.into_iter().map(|due| due.at);
+                ends.chain(session.map(|due| due.at)).min()
+            }
             None => window.map(|window| window.until),
         };
         PlaceView {
             owner: place.owner.to_vec(),
             kind: match (request, window) {
                 (None, _) => PlaceKind::Absent,
-                (Some(request), _) if !self.may_be_granted(request) => PlaceKind::Absent,
+                (Some(_), _) if is_kept_back => PlaceKind::Absent,
                 (Some(_), Some(_)) => PlaceKind::Ticket,
                 (Some(_), None) => PlaceKind::Waiter,
             },

@@ -93,8 +93,8 @@ fn a_cursor_tells_where_to_go_on() {
     let marked = Reply::Bulk(marked.into_bytes());
     assert_eq!(cursor(Some(Source::Queues(5))), marked);
     // A lock without a hold has no owner.
-    assert_eq!(listing("LIST").unwrap().after_keys(), Some(0));
-    assert_eq!(listing("LIST OWNER a").unwrap().after_keys(), None);
+    assert!(listing("LIST").unwrap().continues_in_queues());
+    assert!(!listing("LIST OWNER a").unwrap().continues_in_queues());
 }
 
 /// Returns the rows of these keys, in words.

@@ -1,6 +1,7 @@
 //! Claims of documents, packages and sources, compared with the project. No test here needs a server: those that do are in
 //! `integration/tests/pages/`.
 
+mod api;
 mod blocks;
 mod claims;
 mod code;

@@ -1,6 +1,7 @@
 //! Keys that arrive and leave without a command of the module's, and slots that leave. Such an event may come while nothing may be
 //! changed, so it only marks the lock; a settlement makes the changes.
 
+use crate::invariants::broken;
 use crate::keyspace::{Entry, Keyspace, Value};
 use crate::lock::End;
 use crate::log::How;
@@ -25,6 +26,10 @@ impl Engine {
 
     /// Marks a lock whose value may have been removed, if it has a queue.
     pub fn on_key_removed(&mut self, name: NameRef) {
+        self.mark_stale_name(name);
+    }
+
+    fn mark_stale_name(&mut self, name: NameRef) {
         if let Some(lock) = self.queues.id(name) {
             self.mark_stale(lock);
         }
@@ -124,12 +129,12 @@ impl Engine {
         self.watch_if_needed(name, entry);
         if primary {
             // The locks of an arriving slot are settled once it is here.
-            self.on_key_removed(name);
+            self.mark_stale_name(name);
         }
         Ok(())
     }
 
-    /// Notes, on a replica, whether it must watch this lock after a promotion.
+    /// Begins or ends the watch over a lock that another server's decision has changed, for the time when this server decides itself.
     pub fn watch_if_needed(&mut self, name: NameRef, entry: &Entry<impl Value>) {
         let watch = entry.value().needs_watch() && !entry.value().is_empty();
         match self.queues.id(name) {
@@ -152,6 +157,9 @@ impl Engine {
     /// Removes a queue whose places are all absent.
     pub(in crate::rules) fn forget(&mut self, lock: LockId) {
         self.discard(lock, |_, _| true);
+        if !self.queues.at(lock).is_empty() {
+            return broken!("nobody waits in a queue that is forgotten");
+        }
         self.queues.remove(lock);
     }
 
@@ -162,6 +170,7 @@ impl Engine {
         lock: LockId,
         goes: impl Fn(Arrival, &Place) -> bool,
     ) {
+        let goes = |number, place: &Place| place.is_absent() && goes(number, place);
         let places = self.queues.split_off(lock, goes);
         self.garbage.extend(places.map(Garbage::Places));
     }

@@ -46,15 +46,11 @@ impl Engine {
             }
             let Some(id) = self.holds.ties.next_of(party, ending.after) else {
                 self.ended.remove(&party);
-                match self.holds.ties.next_of(party, None) {
-                    Some(_) => drop(refused.insert(
-                        party,
-                        Ending {
-                            after: None,
-                            ..ending
-                        },
-                    )),
-                    None => self.forget_party(party, ending.fate),
+                if self.holds.ties.next_of(party, None).is_some() {
+                    let after = None;
+                    refused.insert(party, Ending { after, ..ending });
+                } else {
+                    self.forget_party(party, ending.fate);
                 }
                 continue;
             };
@@ -109,7 +105,8 @@ impl Engine {
         let (name, token) = (tie.name(), id.token);
         let lock = self.queues.id(name);
         if lock.is_none() {
-            drop(self.settled(keys, now, name));
+            // With a queue, a settlement would serve it too early (see below).
+            let _ = self.settled(keys, now, name);
         }
         self.close_if_leaving(keys, name);
         let entry = keys.entry(name);

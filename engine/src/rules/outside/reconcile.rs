@@ -54,9 +54,7 @@ impl Engine {
             self.dismiss(entry, now, lock, Arrival::UPGRADE_SLOT);
         }
         let value = entry.value();
-        self.discard(lock, |number, place| {
-            place.is_absent() && differs(value, number, place)
-        });
+        self.discard(lock, |number, place| differs(value, number, place));
         if let Some(queue) = self.queues.get_mut(lock) {
             queue.reconciled = Some(Arrival::UPGRADE_SLOT);
         }
@@ -219,7 +217,7 @@ impl Engine {
 
     /// Refuses the requests that wait at a key which holds another type now, in steps.
     pub(in crate::rules) fn refuse_all(&mut self, now: Now, lock: LockId) {
-        self.discard(lock, |_, place| place.is_absent());
+        self.discard(lock, |_, _| true);
         let queue = self.queues.at(lock);
         let places = queue.in_order().map(|(number, _)| number);
         let numbers: Vec<Arrival> = places.take(RECONCILED_A_STEP).collect();

@@ -4,7 +4,7 @@
 use crate::holds::sessions::Blocked;
 use crate::holds::Due;
 use crate::outbox::{News, Outcome, Output};
-use crate::queue::{Part, Request};
+use crate::queue::{Part, Place, Request};
 use crate::state::{Engine, Fate};
 use crate::types::{Now, Party, RequestId, SessionNo, SteadyMs, WallMs};
 
@@ -13,6 +13,12 @@ impl Engine {
     pub(crate) fn may_be_granted(&self, request: &Request) -> bool {
         let session = request.terms.session;
         session.is_none_or(|no| self.holds.sessions.is_alive(no))
+    }
+
+    /// Returns the session that waits at a place.
+    pub(crate) fn session_of_place(&self, place: &Place) -> Option<SessionNo> {
+        let request = place.request().and_then(|id| self.requests.get(id));
+        request?.terms.session
     }
 
     /// Notes that a request might have been granted if its session were alive.
@@ -48,7 +54,7 @@ impl Engine {
     /// Notes that a session is no longer alive: nobody renews its holds, and its places are absent.
     pub(in crate::rules) fn no_longer_alive(&mut self, no: SessionNo, now: Now) {
         if let Some(blocked) = self.holds.sessions.unblock(no) {
-            self.holds.timers.clear(&mut Some(blocked.until));
+            self.holds.timers.remove(&blocked.until);
         }
         self.holds.sessions.set_alive(no, false, now.steady());
         self.set_session_due(no, None);
@@ -58,12 +64,12 @@ impl Engine {
             .get(no)
             .is_some_and(|its| !its.waits.is_empty())
         {
-            self.place_of_session(no, now);
+            self.begin_session_window(no, now);
         }
     }
 
     /// Begins the window of a session's places, if it is not alive.
-    pub(in crate::rules) fn place_of_session(&mut self, no: SessionNo, now: Now) {
+    pub(in crate::rules) fn begin_session_window(&mut self, no: SessionNo, now: Now) {
         if !self.holds.sessions.is_alive(no) {
             let window = self.policy.claim_window_ms;
             self.set_session_due(no, Some(now.steady().after(window)));
@@ -80,7 +86,7 @@ impl Engine {
     }
 
     /// Handles the end of the time of a session: its life ends, or its places go.
-    pub(in crate::rules) fn session_due(&mut self, no: SessionNo, now: Now) {
+    pub(in crate::rules) fn on_session_due(&mut self, no: SessionNo, now: Now) {
         let Some(session) = self.holds.sessions.get_mut(no) else {
             return;
         };
@@ -103,9 +109,9 @@ impl Engine {
         true
     }
 
-    /// Lets the time run for which an answered SESSION command keeps its session.
+    /// Lets the time run for which a SESSION command that is blocked no longer keeps its session.
     fn end_command(&mut self, no: SessionNo, blocked: &Blocked, now: Now) {
-        self.holds.timers.clear(&mut Some(blocked.until));
+        self.holds.timers.remove(&blocked.until);
         let ms = self.holds.sessions.get(no).map(|its| its.kept_ms);
         self.set_session_due(no, ms.map(|ms| now.steady().after(ms)));
     }

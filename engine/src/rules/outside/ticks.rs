@@ -48,7 +48,7 @@ impl Engine {
         for _ in 0..DUES_A_STEP {
             match self.holds.windows.pop(read) {
                 None => break,
-                Some(Due::Session(no)) => self.session_due(no, now),
+                Some(Due::Session(no)) => self.on_session_due(no, now),
                 Some(Due::Window(lock, number)) => {
                     if let Some(queue) = self.queues.get_mut(lock) {
                         queue.lapsed.push(number);

@@ -38,7 +38,7 @@ impl Engine {
         if let Some(session) = request.terms.session {
             self.holds.sessions.set_waiting(session, id, waits);
             if waits {
-                self.place_of_session(session, now);
+                self.begin_session_window(session, now);
             }
         } else if request.blocks() {
             let client = request.terms.client;
@@ -61,7 +61,7 @@ impl Engine {
             request.until = Some(self.holds.timers.add(at, Due::Wait(id)));
         }
         if let Some(session) = session {
-            self.place_of_session(session, now);
+            self.begin_session_window(session, now);
         }
     }
 
