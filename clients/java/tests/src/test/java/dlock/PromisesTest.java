@@ -165,7 +165,7 @@ class PromisesTest {
             assertThrows(IllegalArgumentException.class, () -> lock.lock(Duration.ZERO));
             Settings settings = Settings.DEFAULT; // no hold would ever be believed
             assertThrows(IllegalArgumentException.class, () -> settings.clockMargin(settings.lease()));
-            assertThrows(IllegalArgumentException.class, () -> locks.ask(s.key).lease(settings.clockMargin()).tryHold());
+            assertThrows(IllegalArgumentException.class, () -> locks.ask(s.key).lease(settings.clockMargin()).tryHold(Duration.ZERO));
             s.ask(s.key, "DLOCK.FORCERELEASE", s.key);
         }
     }
