@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
 use std::thread;
+use std::time::Duration;
 
 use dlock_conversations::script::{self, Act, Command, Key, Reader, ServerAct};
 use dlock_conversations::transcript::{self, Edit, Labels};
@@ -14,7 +15,7 @@ use dlock_conversations::{all, for_servers, is_rewriting, of_servers, planted, C
 use dlock_engine::refusal::escaped;
 use dlock_harness::redis::{Cmd, PushKind, Value};
 use dlock_harness::{
-    assert_sound, await_until, reply_of, with, Ask, Clock, Server, Wire, PATIENCE,
+    assert_sound, await_until, reply_of, with, Ask, Clock, Info, Server, Wire, PATIENCE,
 };
 
 /// The number of conversations at a time: each waits for its server most of the time.
@@ -24,6 +25,9 @@ const AT_ONCE: usize = 4;
 /// before it passes in larger steps, because each step costs a round trip.
 const EXACT_MS: i64 = 1_000;
 const FAR_STEP_MS: i64 = 10;
+
+/// How long an answer may be on its way.
+const ARRIVAL_MS: usize = 50;
 
 /// The body of a script: it runs the words unchanged, and returns errors as replies.
 const SCRIPT: &str = "return redis.pcall(unpack(ARGV))";
@@ -315,9 +319,26 @@ impl<'a> ServerSpeaker<'a> {
         }
     }
 
+    /// Waits until what the server has answered has arrived: on a busy machine an answer may come later than one that was sent after it on
+    /// another connection. Clients that `CLIENT PAUSE` holds up count as answered, so this gives up soon.
+    fn await_arrival(&mut self) {
+        for _ in 0..ARRIVAL_MS {
+            let lines = self.clients.values().flatten();
+            let silent = lines.filter(|line| line.waits && !line.wire.has_something());
+            let silent = silent.count();
+            let clients = || self.server.info("clients");
+            let blocked = |info: Info| info.get("blocked_clients")?.parse().ok();
+            if silent == 0 || blocked(clients()).is_none_or(|blocked: usize| blocked >= silent) {
+                return;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Returns the outcomes that waiters received.
     fn heard(&mut self, names: &Reader) -> Vec<String> {
         self.settle();
+        self.await_arrival();
         let mut said = Vec::new();
         let mut replies = Vec::new();
         for (number, lines) in &mut self.clients {
