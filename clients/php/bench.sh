@@ -14,7 +14,7 @@ done
 mkdir "$bench"
 cat >"$bench/composer.json" <<JSON
 {
-    "require": {"dlock/redis": "0.5.0-dev"},
+    "require": {"dlock/redis": "0.5.0"},
     "repositories": [{"type": "artifact", "url": "$packages"}, {"packagist": false}]
 }
 JSON

@@ -16,7 +16,7 @@ php -r "exit(extension_loaded('redis') ? 0 : 1);" || ../../integration/apt.sh ph
 mkdir "$project"
 cat >"$project/composer.json" <<JSON
 {
-    "require": {"dlock/redis": "0.5.0-dev"},
+    "require": {"dlock/redis": "0.5.0"},
     "repositories": [{"type": "artifact", "url": "$packages"}, {"packagist": false}]
 }
 JSON

@@ -41,7 +41,7 @@ build() { # DIRECTORY
     packages=$(cd "$1" && pwd)
     cp -r composer.json README.md src ../../LICENSE "$source"
     quietly composer validate --no-interaction --no-check-publish --no-check-version --strict "$source/composer.json"
-    quietly composer archive --no-interaction --working-dir="$source" --format=zip --dir="$packages" --file=dlock-redis-0.5.0-dev
+    quietly composer archive --no-interaction --working-dir="$source" --format=zip --dir="$packages" --file=dlock-redis-0.5.0
 }
 case ${1:-} in
 --package)
@@ -58,7 +58,7 @@ case ${1:-} in
     mkdir -p "$project"
     cat >"$project/composer.json" <<JSON
 {
-    "require": {"dlock/redis": "0.5.0-dev"},
+    "require": {"dlock/redis": "0.5.0"},
     "repositories": [{"type": "artifact", "url": "$target/packages"}, {"packagist": false}],
     "config": {"platform-check": true}
 }
