@@ -16,8 +16,8 @@ new=$DLOCK_CLIENT_TARGET/newest projects=$DLOCK_CLIENT_TARGET/projects built=$DL
 
 package() { # DIRECTORY
     mkdir -p "$1"
-    tar --sort=name --owner=0 --group=0 --mtime=@0 --exclude='*_test.go' --transform 's,^,dlock-go-0.5.0/,' \
-        -czf "$1/dlock-go-0.5.0.tar.gz" -- *.go go.mod go.sum README.md gocron
+    tar --sort=name --owner=0 --group=0 --mtime=@0 --exclude='*_test.go' --transform 's,^,dlock-go-0.6.0-dev/,' \
+        -czf "$1/dlock-go-0.6.0-dev.tar.gz" -- *.go go.mod go.sum README.md gocron
 }
 look() {
     grep -q "go-redis/v9 $oldest" go.mod
@@ -44,7 +44,7 @@ build_newest() {
 project() { # NAME
     cd "$projects/$1"
     go mod init example >/dev/null 2>&1
-    cp "$DLOCK_CLIENT_TARGET/packages/dlock-go-0.5.0.tar.gz" .
+    cp "$DLOCK_CLIENT_TARGET/packages/dlock-go-0.6.0-dev.tar.gz" .
     local both=(install)
     if grep -q dlock/gocron main.go; then
         both+=(gocron)

@@ -59,9 +59,9 @@ case ${1:-} in
     mkdir -p "$2"
     for module in core lettuce jedis starter shedlock; do
         cp "$target/build/dlock-${artifact[$module]}/"*.jar "$2"
-        cp "$module/pom.xml" "$2/dlock-${artifact[$module]}-0.5.0.pom"
+        cp "$module/pom.xml" "$2/dlock-${artifact[$module]}-0.6.0-dev.pom"
     done
-    cp pom.xml "$2/dlock-java-0.5.0.pom"
+    cp pom.xml "$2/dlock-java-0.6.0-dev.pom"
     exit
     ;;
 --install)

@@ -14,7 +14,7 @@ done
 mkdir "$bench"
 cat >"$bench/composer.json" <<JSON
 {
-    "require": {"dlock/redis": "0.5.0"},
+    "require": {"dlock/redis": "0.6.0-dev"},
     "repositories": [{"type": "artifact", "url": "$packages"}, {"packagist": false}]
 }
 JSON

@@ -16,7 +16,7 @@ php -r "exit(extension_loaded('redis') ? 0 : 1);" || ../../integration/apt.sh ph
 mkdir "$project"
 cat >"$project/composer.json" <<JSON
 {
-    "require": {"dlock/redis": "0.5.0"},
+    "require": {"dlock/redis": "0.6.0-dev"},
     "repositories": [{"type": "artifact", "url": "$packages"}, {"packagist": false}]
 }
 JSON

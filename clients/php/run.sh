@@ -41,7 +41,7 @@ build() { # DIRECTORY
     packages=$(cd "$1" && pwd)
     cp -r composer.json README.md src ../../LICENSE "$source"
     quietly composer validate --no-interaction --no-check-publish --no-check-version --strict "$source/composer.json"
-    quietly composer archive --no-interaction --working-dir="$source" --format=zip --dir="$packages" --file=dlock-redis-0.5.0
+    quietly composer archive --no-interaction --working-dir="$source" --format=zip --dir="$packages" --file=dlock-redis-0.6.0-dev
 }
 case ${1:-} in
 --package)
@@ -58,7 +58,7 @@ case ${1:-} in
     mkdir -p "$project"
     cat >"$project/composer.json" <<JSON
 {
-    "require": {"dlock/redis": "0.5.0"},
+    "require": {"dlock/redis": "0.6.0-dev"},
     "repositories": [{"type": "artifact", "url": "$target/packages"}, {"packagist": false}],
     "config": {"platform-check": true}
 }

@@ -3,7 +3,7 @@
 # the crate: a fault is put into its source, and taken back.
 set -euo pipefail
 cd "$1"
-crate=dlock-redis-0.5.0/src
+crate=dlock-redis-0.6.0-dev/src
 cp -r "$crate" source
 missed=() planted=' '
 features=(--features cluster,dlock-redis/cluster)

@@ -9,7 +9,7 @@ oldest=1.0.0 # that of Cargo.toml
 export CARGO_TARGET_DIR=$DLOCK_CLIENT_TARGET
 # What fails names its line without it.
 export CARGO_PROFILE_DEV_DEBUG=0
-crate=$DLOCK_CLIENT_TARGET/package/dlock-redis-0.5.0.crate
+crate=$DLOCK_CLIENT_TARGET/package/dlock-redis-0.6.0-dev.crate
 cluster=(--features cluster,dlock-redis/cluster)
 servers=(--features cluster,sentinel,tls-rustls,dlock-redis/cluster,dlock-redis/sentinel,dlock-redis/tls-rustls --test servers)
 
@@ -23,7 +23,7 @@ project() { # NAME VERSION
     cp -r tests examples "$project"
     echo '#![doc = "Nothing."]' >"$project/src/lib.rs"
     sed -e 's/^name = "dlock-redis"/name = "empty"/; s/^include = .*//; s/^readme = .*//' \
-        -e 's|^\[dependencies\]|[dependencies]\ndlock-redis = { path = "dlock-redis-0.5.0" }|' Cargo.toml >"$project/Cargo.toml"
+        -e 's|^\[dependencies\]|[dependencies]\ndlock-redis = { path = "dlock-redis-0.6.0-dev" }|' Cargo.toml >"$project/Cargo.toml"
     cp Cargo.lock "$project"
     (cd "$project" && cargo update --quiet --package redis --precise "$2")
 }

@@ -29,7 +29,7 @@ from .leader import AsyncElection, Election, Leader
 from .quorum import Quorum, QuorumHold, Unreachable
 from .redis_lock import AsyncRedisLock, RedisLock
 
-__version__ = "0.5.0"
+__version__ = "0.6.0-dev"
 
 __all__ = [
     "AsyncElection",
