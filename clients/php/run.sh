@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests against the package as it is installed; `run.sh --cases` only the cases. `run.sh --install` builds it, checks
-# it, and installs it into an empty project. `run.sh --package DIR` only builds it. PHP, Composer, PHPUnit and the libraries are the distribution's: nothing
-# else is downloaded.
+# it, and installs it into an empty project. `run.sh --package DIR` only builds it, and `run.sh --project DIR` builds it and installs it into
+# an empty project there. PHP, Composer, PHPUnit and the libraries are the distribution's: nothing else is downloaded.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -43,27 +43,41 @@ build() { # DIRECTORY
     quietly composer validate --no-interaction --no-check-publish --no-check-version --strict "$source/composer.json"
     quietly composer archive --no-interaction --working-dir="$source" --format=zip --dir="$packages" --file=dlock-redis-0.6.0-dev
 }
+
+# Installs the package into an empty project.
+require() { # DIRECTORY PACKAGES
+    rm -rf "$1"
+    mkdir -p "$1"
+    cat >"$1/composer.json" <<JSON
+{
+    "require": {"dlock/redis": "0.6.0-dev"},
+    "repositories": [{"type": "artifact", "url": "$2"}, {"packagist": false}],
+    "config": {"platform-check": true}
+}
+JSON
+    quietly composer install --no-interaction --no-progress --working-dir="$1"
+}
+
 case ${1:-} in
 --package)
     install_missing --package
     build "$2"
     exit
     ;;
+--project)
+    install_missing
+    rm -rf "$2-packages"
+    build "$2-packages"
+    require "$2" "$2-packages"
+    exit
+    ;;
 --install)
     install_missing
-    rm -rf "$target/packages" "$project"
+    rm -rf "$target/packages"
     build "$target/packages"
     find src tests -name '*.php' -print0 | xargs -0 -n 1 php -l | { grep -v '^No syntax errors' || true; } >"$target/lint.txt"
     [ ! -s "$target/lint.txt" ] || { cat "$target/lint.txt"; exit 1; }
-    mkdir -p "$project"
-    cat >"$project/composer.json" <<JSON
-{
-    "require": {"dlock/redis": "0.6.0-dev"},
-    "repositories": [{"type": "artifact", "url": "$target/packages"}, {"packagist": false}],
-    "config": {"platform-check": true}
-}
-JSON
-    quietly composer install --no-interaction --no-progress --working-dir="$project"
+    require "$project" "$target/packages"
     exit
     ;;
 esac

@@ -269,7 +269,7 @@ impl Engine {
         (sessions.len(), sessions.not_alive())
     }
 
-    /// Returns how many rows programs have not seen, and how many sessions have begun again.
+    /// Returns how many rows programs have not seen, and how many times sessions were restarted.
     pub fn session_rows(&self) -> (usize, u64) {
         let sessions = &self.holds.sessions;
         (sessions.rows(), sessions.restarts())

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use dlock_evidence::group::{Group, Node, DOWN_AFTER_MS, ISLANDERS, MAINLANDERS, REPL_TIMEOUT};
-use dlock_harness::cluster::part;
+use dlock_harness::cluster::equal_part;
 use dlock_harness::{until, Door, Network, Party};
 use fastrand::Rng;
 
@@ -73,7 +73,7 @@ impl Cluster {
         for (number, node) in self.group.nodes.iter().enumerate() {
             node.say(&format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1));
             if number < PRIMARIES {
-                let slots = part(number, PRIMARIES);
+                let slots = equal_part(number, PRIMARIES);
                 let (first, last) = (slots.start(), slots.end());
                 node.say(&format!("CLUSTER ADDSLOTSRANGE {first} {last}"));
             }

@@ -76,8 +76,8 @@ hot_functions! {
     RedisModule_StringPtrLen(*const Str, *mut usize) -> *const c_char;
 }
 
-/// Panics for a function that is not there, which [`complete`] has excluded. The panic ends at the callback; that of a function of [`Hot`] ends
-/// the process.
+/// Panics for a function that is not there, which [`complete`] has excluded. The panic ends at the callback; that of a function of
+/// [`Hot`] ends the process.
 #[cold]
 pub(crate) fn missing(name: &str) -> ! {
     panic!("the server has no {name}")

@@ -7,8 +7,8 @@ use smallvec::SmallVec;
 /// A lock's name and its owner's, in bytes: a key, and what clients call themselves (`host/pid/` and 22 letters, and a number).
 const USUAL_BYTES: usize = 96;
 
-/// A lock and its owner, in one piece. Those of a lock stand together in their order, one without an owner first: a search by the lock alone
-/// relies on the order of the fields.
+/// A lock and its owner, in one piece. Those of a lock stand together in their order, one without an owner first: a search by the lock
+/// alone relies on the order of the fields.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HoldKey {
     db: u32,

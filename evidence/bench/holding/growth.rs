@@ -5,7 +5,7 @@
 
 use std::rc::Rc;
 
-use dlock_harness::cluster::{divide_slots, join, part};
+use dlock_harness::cluster::{divide_slots, equal_part, join};
 use dlock_harness::{Ask, Server};
 
 use crate::failure::Failure;
@@ -131,7 +131,7 @@ impl Cluster {
         let (mut others, mut listeners) = (Vec::new(), Vec::new());
         let mut measured = None;
         for (number, master) in masters.into_iter().enumerate() {
-            if part(number, size.masters).contains(&slot) {
+            if equal_part(number, size.masters).contains(&slot) {
                 measured = Some(Rc::new(master));
             } else {
                 listeners.push(keep_busy(&master)?);

@@ -15,7 +15,7 @@ use dlock_conversations::{all, for_servers, is_rewriting, of_servers, planted, C
 use dlock_engine::refusal::escaped;
 use dlock_harness::redis::{Cmd, PushKind, Value};
 use dlock_harness::{
-    assert_sound, await_until, reply_of, with, Ask, Clock, Info, Server, Wire, PATIENCE,
+    assert_sound, await_until, reply_of, until, with, Ask, Clock, Server, Wire, PATIENCE,
 };
 
 /// The number of conversations at a time: each waits for its server most of the time.
@@ -27,7 +27,7 @@ const EXACT_MS: i64 = 1_000;
 const FAR_STEP_MS: i64 = 10;
 
 /// How long an answer may be on its way.
-const ARRIVAL_MS: usize = 50;
+const ARRIVAL: Duration = Duration::from_millis(50);
 
 /// The body of a script: it runs the words unchanged, and returns errors as replies.
 const SCRIPT: &str = "return redis.pcall(unpack(ARGV))";
@@ -322,17 +322,17 @@ impl<'a> ServerSpeaker<'a> {
     /// Waits until what the server has answered has arrived: on a busy machine an answer may come later than one that was sent after it on
     /// another connection. Clients that `CLIENT PAUSE` holds up count as answered, so this gives up soon.
     fn await_arrival(&mut self) {
-        for _ in 0..ARRIVAL_MS {
+        until(ARRIVAL, || {
             let lines = self.clients.values().flatten();
             let silent = lines.filter(|line| line.waits && !line.wire.has_something());
             let silent = silent.count();
-            let clients = || self.server.info("clients");
-            let blocked = |info: Info| info.get("blocked_clients")?.parse().ok();
-            if silent == 0 || blocked(clients()).is_none_or(|blocked: usize| blocked >= silent) {
-                return;
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
+            silent == 0
+                || self
+                    .server
+                    .info("clients")
+                    .number::<usize>("blocked_clients")
+                    >= silent
+        });
     }
 
     /// Returns the outcomes that waiters received.

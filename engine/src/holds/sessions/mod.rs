@@ -475,7 +475,8 @@ impl Sessions {
         }
     }
 
-    /// Restarts a session, under another id: it had more rows than are kept. Its places stay. Returns the party that its holds are still tied to.
+    /// Restarts a session, under another id: it had more rows than are kept. Its places stay. Returns the party that its holds are still
+    /// tied to.
     pub(crate) fn restart(&mut self, no: SessionNo) -> Option<Party> {
         let (fresh, id) = (self.next_no(), self.draw());
         let session = self.by_no.get_mut(&no)?;
@@ -501,8 +502,8 @@ impl Sessions {
         Some(session)
     }
 
-    /// Ends a session, in which nothing is left. It is kept as a spare, if its name was not freed and it was never restarted. Returns the party that is no longer
-    /// needed, if there is one.
+    /// Ends a session, in which nothing is left. It is kept as a spare, if its name was not freed and it was never restarted. Returns the
+    /// party that is no longer needed, if there is one.
     pub(crate) fn end(&mut self, no: SessionNo) -> Option<Party> {
         self.unblock(no);
         self.set_keeper(no, ClientId::NONE);

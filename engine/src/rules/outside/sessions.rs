@@ -116,8 +116,8 @@ impl Engine {
         self.set_session_due(no, ms.map(|ms| now.steady().after(ms)));
     }
 
-    /// Ends an event for the sessions: answers the blocked SESSION commands that have something to tell, begins the sessions
-    /// again that owe too much, and forgets those that are over.
+    /// Ends an event for the sessions: answers the blocked SESSION commands that have something to tell, restarts the sessions
+    /// that owe too much, and forgets those that are over.
     pub fn tell_sessions(&mut self, now: Now) {
         if !self.holds.sessions.is_behind() {
             return;

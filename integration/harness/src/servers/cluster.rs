@@ -10,7 +10,7 @@ use crate::talk::ask::Ask;
 pub const SLOTS: usize = 16_384;
 
 /// Returns the slots of a master's equal part.
-pub fn part(number: usize, masters: usize) -> RangeInclusive<usize> {
+pub fn equal_part(number: usize, masters: usize) -> RangeInclusive<usize> {
     number * SLOTS / masters..=(number + 1) * SLOTS / masters - 1
 }
 
@@ -20,7 +20,7 @@ pub fn divide_slots(masters: &[Server]) {
     for (number, master) in masters.iter().enumerate() {
         let mut connection = master.connection();
         connection.run(&format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1));
-        let slots = part(number, masters.len());
+        let slots = equal_part(number, masters.len());
         let (first, last) = (slots.start(), slots.end());
         connection.run(&format!("CLUSTER ADDSLOTSRANGE {first} {last}"));
     }

@@ -87,10 +87,14 @@ class Shop {
             database.update("UPDATE stock SET sold = ? WHERE item = ?", sold + 1, item);
         }
 
-        /** Writes only what is not older than what is there: the high-water mark of the tokens. */
+        /** Raises the high-water mark of the tokens, before anything is read: from now on every older holder is too late. */
+        boolean begin(String item, long token) {
+            return database.update("UPDATE stock SET token = ? WHERE item = ? AND token <= ?", token, item, token) == 1;
+        }
+
+        /** Writes only if the mark is still the one that {@link #begin} has set. */
         boolean write(String item, int sold, long token) {
-            return database.update(
-                    "UPDATE stock SET sold = ?, token = ? WHERE item = ? AND token <= ?", sold, token, item, token) == 1;
+            return database.update("UPDATE stock SET sold = ? WHERE item = ? AND token = ?", sold, item, token) == 1;
         }
     }
 

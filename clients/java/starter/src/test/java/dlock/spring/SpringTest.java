@@ -180,14 +180,18 @@ class SpringTest {
         DLock lock = locks.lock(item);
         lock.lock();
         long late = lock.token();
+        assertTrue(stock.begin(item, late));
         assertTrue(stock.write(item, 1, late));
         assertTrue(stock.write(item, 2, late), "the same holder again");
         run("DLOCK.FORCERELEASE", item);
         pool.submit(() -> {
             try (var next = locks.lock(item).hold()) {
+                assertTrue(stock.begin(item, next.token()));
+                assertFalse(stock.write(item, 3, late), "the next holder has read, and not written yet");
                 assertTrue(stock.write(item, 10, next.token()));
             }
         }).get(60, SECONDS);
+        assertFalse(stock.begin(item, late));
         assertFalse(stock.write(item, 3, late));
         assertEquals(10, stock.sold(item));
         assertThrows(NotHeld.class, lock::unlock);
