@@ -86,6 +86,9 @@ pub(crate) fn missing(name: &str) -> ! {
 /// The server's value for success.
 pub(crate) const OK: c_int = raw::REDISMODULE_OK as c_int;
 
+/// The server's value for failure.
+pub(crate) const ERR: c_int = raw::REDISMODULE_ERR as c_int;
+
 /// Checks that the server has every function that the module calls; a test compares the list. Call it at load, before anything else here.
 ///
 /// Errors with the name of a missing function.
@@ -116,9 +119,9 @@ pub(crate) fn complete() -> Result<(), &'static str> {
         RedisModule_GetKeyNameFromIO RedisModule_GetKeyNameFromOptCtx RedisModule_GetModuleUserFromUserName
         RedisModule_GetNotifyKeyspaceEvents RedisModule_GetServerInfo RedisModule_InfoAddFieldULongLong
         RedisModule_InfoAddSection RedisModule_IsIOError RedisModule_IsKeysPositionRequest
-        RedisModule_KeyAtPosWithFlags RedisModule_LatencyAddSample RedisModule_LoadConfigs
-        RedisModule_LoadStringBuffer RedisModule_Log RedisModule_NotifyKeyspaceEvent RedisModule_PublishMessage
-        RedisModule_PublishMessageShard RedisModule_RegisterCommandFilter RedisModule_RegisterInfoFunc
+        RedisModule_KeyAtPosWithFlags RedisModule_LatencyAddSample RedisModule_LoadConfigs RedisModule_LoadStringBuffer
+        RedisModule_Log RedisModule_NotifyKeyspaceEvent RedisModule_PublishMessage RedisModule_PublishMessageShard
+        RedisModule_RegisterCommandFilter RedisModule_RegisterInfoFunc RedisModule_RegisterNumericConfig
         RedisModule_Replicate RedisModule_ReplyWithCallReply RedisModule_ReplyWithError RedisModule_ReplyWithMap
         RedisModule_ReplyWithNull RedisModule_ReplyWithNullArray RedisModule_ReplyWithSimpleString
         RedisModule_ReplyWithStringBuffer RedisModule_SaveStringBuffer RedisModule_Scan RedisModule_ScanCursorCreate

@@ -1,13 +1,13 @@
 //! The settings: `CONFIG GET/SET dlock.*`, the configuration file, module arguments.
 
+use crate::ffi::callbacks::setting::{self, Setting};
 use crate::ffi::ctx::Ctx;
 use crate::ffi::panic;
 use crate::node::timer;
 use dlock_commands::error::shown;
 use redis_module::configuration::{
     get_bool_default_config_value, get_enum_default_config_value, get_i64_default_config_value,
-    register_bool_configuration, register_enum_configuration, register_i64_configuration,
-    ConfigurationContext, ConfigurationFlags, ConfigurationValue,
+    register_bool_configuration, register_enum_configuration, ConfigurationFlags,
 };
 use redis_module::{enum_configuration, Context, RedisError, RedisString};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -27,31 +27,16 @@ pub(crate) struct Number {
     pub most: i64,
 }
 
-impl ConfigurationValue<i64> for Number {
-    fn get(&self, _ctx: &ConfigurationContext) -> i64 {
-        self.value.load(Ordering::Relaxed)
+/// Refuses `replicas` without a quarantine: confirmations rely on leases that end within it.
+///
+/// The settings come in any order, and the server restores them in the same order after an error. So they are checked only when
+/// all are set.
+fn check_pair() -> Result<(), &'static str> {
+    if REPLICAS.amount() > 0 && QUARANTINE_MS.amount() == 0 {
+        return Err(NO_QUARANTINE);
     }
-
-    /// Sets the value. Refuses `replicas` without a quarantine: confirmations rely on leases that end within it.
-    fn set(&self, _ctx: &ConfigurationContext, value: i64) -> Result<(), RedisError> {
-        let after = |other: &Number| {
-            if self.name == other.name {
-                value
-            } else {
-                other.value.load(Ordering::Relaxed)
-            }
-        };
-        let wrong = after(&REPLICAS) > 0 && after(&QUARANTINE_MS) == 0;
-        if wrong && LOADED.load(Ordering::Relaxed) {
-            return Err(RedisError::Str(NO_QUARANTINE));
-        }
-        self.value.store(value, Ordering::Relaxed);
-        Ok(())
-    }
+    Ok(())
 }
-
-/// Set once all settings of the load are read: before that they come in any order.
-static LOADED: AtomicBool = AtomicBool::new(false);
 
 /// The error for `replicas` without a quarantine.
 const NO_QUARANTINE: &str =
@@ -186,21 +171,19 @@ pub(crate) fn changed() {
 pub(crate) fn register(context: &Context, args: &[RedisString]) -> Result<(), String> {
     let args = &without_prefix(args);
     check_arguments(args)?;
+    let ctx = Ctx::of_load(context);
     let wrong = |error: RedisError| error.to_string();
     let flags = || ConfigurationFlags::DEFAULT;
     for number in NUMBERS {
         let default =
             get_i64_default_config_value(args, number.name, number.default).map_err(wrong)?;
-        register_i64_configuration(
-            context,
-            number.name,
-            *number,
-            default,
-            number.least,
-            number.most,
-            flags(),
-            Some(Box::new(|_, _, _| changed())),
-        );
+        let setting = Setting {
+            value: &number.value,
+            check: check_pair,
+            changed,
+        };
+        let bounds = number.least..=number.most;
+        setting::register(ctx, number.name, default, bounds, setting);
     }
     for &(name, value) in SWITCHES {
         let default = get_bool_default_config_value(args, name, true).map_err(wrong)?;
@@ -234,14 +217,10 @@ pub(crate) fn register(context: &Context, args: &[RedisString]) -> Result<(), St
             panic::set_aborts(set.lock().is_ok_and(|set| *set == OnPanic::abort));
         })),
     );
-    if !Ctx::of_load(context).load_configs() {
+    if !ctx.load_configs() {
         return Err("the configuration is refused; see the log above".to_string());
     }
-    if REPLICAS.amount() > 0 && QUARANTINE_MS.amount() == 0 {
-        return Err(NO_QUARANTINE.to_string());
-    }
-    LOADED.store(true, Ordering::Relaxed);
-    Ok(())
+    check_pair().map_err(str::to_string)
 }
 
 /// Returns the module's arguments with the names as the crate looks for them: `dlock.max-queue` is `max-queue` as well.

@@ -65,7 +65,7 @@ fn the_recommended_setting_is_one() {
     let block = block.expect("the recommended setting");
     let lines = block.lines().filter(|line| !line.starts_with('#'));
     let lines: Vec<&str> = lines.collect();
-    assert_eq!(lines.len(), 3);
+    assert_eq!(lines.len(), 4);
     for line in lines {
         let (name, value) = line.split_once(' ').expect("a name and a value");
         assert!(!value.contains(' '), "{line}");

@@ -7,5 +7,6 @@ pub(crate) mod data_type;
 pub(crate) mod info;
 pub(crate) mod scan;
 pub(crate) mod server_events;
+pub(crate) mod setting;
 pub(crate) mod sync;
 pub(crate) mod timer;
