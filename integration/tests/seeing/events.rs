@@ -1,9 +1,11 @@
 //! Notifications: unlock messages, keyspace events, the configuration, and a node of a cluster.
 
 use std::collections::HashMap;
+use std::slice;
 use std::thread;
 use std::time::Duration;
 
+use dlock_harness::cluster::join;
 use dlock_harness::redis::{cmd, Value};
 use dlock_harness::{
     assert_sound, at_once, await_until, Ask, Blocked, Grant, Server, Subscriber, Wire, PATIENCE,
@@ -323,6 +325,22 @@ fn messages_of_a_cluster_are_sharded() {
     c.run("DLOCK.RELEASE k alice");
     assert_eq!(plain.payload(), format!("released {token}"));
     assert_sound(&server);
+}
+
+/// All nodes pass a plain message on, so a replica that empties itself, too, says nothing.
+#[test]
+fn a_flush_is_one_message_in_a_cluster() {
+    let (server, mut c) = node();
+    c.run("CONFIG SET dlock.notify pubsub");
+    let replica = Server::builder().cluster().start();
+    replica.connection().run("CONFIG SET dlock.notify pubsub");
+    join(slice::from_ref(&server), slice::from_ref(&replica));
+    let plain = listen(&server);
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    c.run("FLUSHALL");
+    replica.wait_in_sync(&server);
+    assert_eq!(plain.payload(), "flushed");
+    assert_eq!(plain.next(Duration::from_millis(200)), None);
 }
 
 /// The channel of a key's messages.

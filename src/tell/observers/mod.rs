@@ -187,7 +187,7 @@ fn publish(
     token: Token,
 ) {
     // A replica publishes to its own subscribers; in a cluster the primary's message reaches them.
-    let to_cluster = matches!(channel, Channel::PlainInCluster | Channel::Sharded);
+    let to_cluster = is_to_cluster(channel);
     if channel == Channel::None || (to_cluster && !gate::primary()) {
         return;
     }
@@ -203,9 +203,14 @@ fn publish(
     ctx.publish(sharded, &texts.channel, &texts.message);
 }
 
+/// Returns true if all nodes of a cluster pass a message on, so that only the primary may send it.
+fn is_to_cluster(channel: Channel) -> bool {
+    matches!(channel, Channel::PlainInCluster | Channel::Sharded)
+}
+
 /// Publishes a flush, as one message for its database. It belongs to no slot, so it always goes out plain.
 fn publish_flush(ctx: Ctx, channel: Channel, db: u32) {
-    if channel != Channel::None {
+    if channel != Channel::None && (gate::primary() || !is_to_cluster(channel)) {
         let sharded = false;
         ctx.publish(sharded, format!("__dlock@{db}__").as_bytes(), b"flushed");
     }
