@@ -14,8 +14,8 @@ pub trait Caller {
     fn may_wait(&self) -> MayWait;
     /// Returns the name of the calling ACL user.
     fn user(&self) -> Vec<u8>;
-    /// Returns true if the server would accept a write now.
-    fn may_write(&self) -> bool;
+    /// Returns true if the server would accept a write of this key now.
+    fn may_write(&self, key: &[u8]) -> bool;
     /// Returns how many answers wait for their confirmation by replicas.
     fn unconfirmed(&self) -> usize;
     /// Returns true if this is a primary's stream or the AOF, whose effects are applied.

@@ -106,6 +106,11 @@ pub(crate) enum Passage {
 /// The words of every server for a key of another node. It checks that last.
 const ELSEWHERE: &str = "non local key";
 
+/// Returns true if the server would refuse a write of this key, also if the key were its own.
+pub(crate) fn is_barred(ctx: Ctx, key: &[u8]) -> bool {
+    write_of(ctx, key) == Passage::Barred
+}
+
 /// Returns the server's answer to a write of this key, under the rules for scripts.
 pub(crate) fn write_of(ctx: Ctx, key: &[u8]) -> Passage {
     PROBING.store(true, Ordering::Relaxed);

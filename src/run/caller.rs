@@ -30,8 +30,8 @@ impl Caller for Client<'_> {
         self.0.user()
     }
 
-    fn may_write(&self) -> bool {
-        gate::open(self.0)
+    fn may_write(&self, key: &[u8]) -> bool {
+        gate::open(self.0) && !(gate::in_cluster() && gate::is_barred(self.0, key))
     }
 
     fn unconfirmed(&self) -> usize {

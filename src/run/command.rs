@@ -78,8 +78,9 @@ impl Handler for Commands {
             words.get(from..).unwrap_or_default(),
         );
         let next = enter::run(ctx, mode, origin, now, |state, now| {
-            let decides = spec.access == Access::Write || writes;
-            if decides && state.engine.has_undelivered() && gate::primary() {
+            // Of these only the end of a session is no write to the server, which lets it in even where it accepts none.
+            let decides = || spec.access == Access::Write || (writes && gate::open(ctx));
+            if state.engine.has_undelivered() && gate::primary() && decides() {
                 state.engine.revoke_undelivered(&mut state.keys, now);
             }
             let caller = Client(ctx);
@@ -219,7 +220,7 @@ impl State {
                 if refused && Client(ctx).is_followed() {
                     replicas::abort_diverged_replica();
                 }
-                if answer == Err(Error::ServesNone) {
+                if answer == Err(Error::ServesNone) && !gate::primary() {
                     replicas::on_refused();
                 }
                 reply::write(ctx, answer);

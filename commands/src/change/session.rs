@@ -26,7 +26,7 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
     let of = SessionRef { db, name, user };
     let ms = given.keep.unwrap_or_default();
     if ms == 0 {
-        return end(call, of);
+        return end(call, of, given.key());
     }
     let block = match given.block {
         Some(ms) => acquire::may_block(call)?.then_some(ms),
@@ -49,8 +49,8 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
     })
 }
 
-fn end<K: Keyspace>(call: &mut Call<K>, of: SessionRef) -> Result<Reply, Error> {
-    if !call.caller.may_write() {
+fn end<K: Keyspace>(call: &mut Call<K>, of: SessionRef, key: &[u8]) -> Result<Reply, Error> {
+    if !call.caller.may_write(key) {
         return Err(Error::Argument(
             "ms",
             "1 or more: the server accepts no writes now, so the session cannot end".to_string(),

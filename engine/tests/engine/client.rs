@@ -72,7 +72,7 @@ impl Caller for Client {
         b"default".to_vec()
     }
 
-    fn may_write(&self) -> bool {
+    fn may_write(&self, _key: &[u8]) -> bool {
         true
     }
 

@@ -51,10 +51,34 @@ fn a_new_session_beyond_the_cap_is_refused() {
     assert_sound(&server);
 }
 
+/// A session ends only where the server accepts a release, also in a cluster, whose servers are asked about the key.
+#[test]
+fn no_session_ends_where_writes_are_refused() {
+    for cluster in [false, true] {
+        let builder = Server::builder();
+        let server = match cluster {
+            true => builder.cluster().start(),
+            false => builder.start(),
+        };
+        if cluster {
+            server.serve_all_slots();
+        }
+        let mut c = server.connection();
+        c.ask::<Held>("DLOCK.ACQUIRE k s/1 600000 IN s");
+        c.run("CONFIG SET min-replicas-to-write 1");
+        let refused = c.refusal("DLOCK.SESSION k s 0");
+        assert!(refused.contains("accepts no writes now"), "{refused}");
+        assert_eq!(stat(&server, "sessions"), 1);
+        c.run("CONFIG SET min-replicas-to-write 0");
+        c.run("DLOCK.SESSION k s 0");
+        assert_eq!(c.ask::<u64>("EXISTS k"), 0);
+    }
+}
+
 /// Has a session's only place wait, with its window about to end, while the server does not read.
 fn wait_unread(server: &Server, stop: impl Fn(), go_on: impl Fn()) {
     let mut c = server.connection();
-    c.run("CONFIG SET dlock.claim-window-ms 500");
+    c.run("CONFIG SET dlock.claim-window-ms 1500");
     c.run("DLOCK.ACQUIRE k ann 600000");
     let (mut keeper, mut next) = (server.connection(), server.connection());
     keeper.run("DLOCK.SESSION k s 600000");
@@ -65,7 +89,7 @@ fn wait_unread(server: &Server, stop: impl Fn(), go_on: impl Fn()) {
     });
     stop();
     next.send("DLOCK.SESSION k s 600000");
-    sleep(Duration::from_millis(1_200));
+    sleep(Duration::from_millis(2_200));
     go_on();
     next.read().expect("it is kept again");
     sleep(Duration::from_millis(50));
@@ -87,7 +111,7 @@ fn a_session_that_was_kept_during_a_stall_loses_no_place() {
 fn windows_of_sessions_stand_still_in_a_pause() {
     for what in ["WRITE", "ALL"] {
         let server = Server::start();
-        let pause = format!("CLIENT PAUSE 1000 {what}");
+        let pause = format!("CLIENT PAUSE 2000 {what}");
         wait_unread(&server, || server.connection().run(&pause), || {});
     }
 }

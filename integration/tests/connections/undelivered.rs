@@ -194,6 +194,26 @@ fn killed_behind_a_script() {
     });
 }
 
+/// From then on the server accepts no writes, so not even the end of a session, which may come by itself, decides anything.
+#[test]
+fn killed_where_writes_are_refused() {
+    let server = Server::start();
+    let (waiting, next) = setup(&server, "", REQUESTS[0]);
+    let refuse = "CONFIG SET min-replicas-to-write 1";
+    let lines = [RELEASE, &waiting.kill(), refuse, "DLOCK.SESSION x s 0"];
+    let bytes = lines
+        .map(|line| command(line).get_packed_command())
+        .concat();
+    let mut wire = server.connection();
+    wire.send_bytes(&bytes).expect("the server reads");
+    let replies = lines.map(|_| wire.read());
+    let refused = replies[3].as_ref().expect_err("an error");
+    assert!(refused.contains("accepts no writes now"), "{refused}");
+    assert!(next.is_blocked(&server) && is_held(&mut wire, "k", "dies"));
+    wire.run("CONFIG SET min-replicas-to-write 0");
+    assert_taken_back(&server, next, REQUESTS[0]);
+}
+
 #[test]
 fn unblocked_by_error() {
     check(&Server::start(), "", |waiting| {
