@@ -8,7 +8,7 @@ use super::outbox::{Outcome, Output, Promise};
 use super::policy::Policy;
 use super::queue::{Departed, LockId, Part, Requests, WaitQueues};
 use super::refusal::Refusal;
-use super::types::{Arrival, ClientId, Millis, Name, Now, Party, RequestId, SteadyMs};
+use super::types::{Arrival, ClientId, Millis, Name, Now, Party, RequestId, SteadyMs, Token};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::rc::Rc;
@@ -42,8 +42,8 @@ pub struct Engine {
     pub(super) garbage: VecDeque<Garbage>,
     /// Requests for many locks that have left, and whose places are removed in steps.
     pub(super) left: VecDeque<Left>,
-    /// Holds of undelivered answers.
-    pub(super) undelivered: Vec<Promise>,
+    /// New holds of undelivered answers.
+    pub(super) undelivered: BTreeMap<Token, Promise>,
     /// Parties that have ended, while what belonged to them is being cleared away.
     pub(super) ended: BTreeMap<Party, Ending>,
     /// Until when the server has read what had arrived; none if it reads all at once.

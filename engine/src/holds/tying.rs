@@ -221,13 +221,14 @@ impl HoldTable {
         }
     }
 
-    /// Notes that replicas have confirmed a hold until `end`.
+    /// Notes that replicas have confirmed a hold until `end`, but no longer than it lasts: a command may have shortened it since.
     pub(crate) fn confirm_end(&mut self, whose: HoldRef, token: Token, end: WallMs) {
         let id = self.ties.find_hold(whose, token);
         let tie = id.and_then(|id| self.ties.get(id));
         let of_session = |tie: &&Tie| matches!(tie.party, Party::Session(_));
         if let Some((id, tie)) = id.zip(tie.filter(of_session)) {
             let end = tie.confirmed.map_or(end, |before| before.max(end));
+            let end = end.min(tie.end);
             self.ties.set_confirmed(id, Some(end));
         }
     }

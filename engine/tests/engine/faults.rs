@@ -397,7 +397,7 @@ impl World {
     pub fn time_out_first(&mut self) {
         let before = Now { us: 0, ..self.now };
         while self.engine().tick(before) {}
-        self.engine().time_out(before);
+        while self.engine().time_out(before) {}
     }
 
     /// Ends the ties of the holds at other keys whose token is that of the hold that a command is about.
@@ -505,6 +505,13 @@ impl World {
                     ..promise
                 };
                 promises.into_iter().map(without).collect()
+            }
+            Some(TakesBackAll) => {
+                let new = |promise| Promise {
+                    is_new: true,
+                    ..promise
+                };
+                promises.into_iter().map(new).collect()
             }
             _ => promises,
         }

@@ -773,5 +773,5 @@ const EMPTY: [&str; 9] = [
     "by_id: {}, places: 0, ages: Ages { groups: {} }, leases: Deadlines { index: {}",
     "awaited: {}, empty: WaitQueue",
     "by_id: {}, by_owner: {}, owners: 0",
-    "dirty: [], arrived: [], follow_ups: {}, garbage: [], left: [], undelivered: [], ended: {}, read: None, overdue: [], scan: Over",
+    "dirty: [], arrived: [], follow_ups: {}, garbage: [], left: [], undelivered: {}, ended: {}, read: None, overdue: [], scan: Over",
 ];

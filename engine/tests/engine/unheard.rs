@@ -190,3 +190,75 @@ fn answers_about_two_holds_of_one_token_are_told_apart() {
     refuse(&mut server, first);
     assert!(is_held(&mut server, "cart"));
 }
+
+/// Its answer still waits for a confirmation, whatever became of a later one.
+#[test]
+fn a_later_answer_leaves_a_hold_unconfirmed() {
+    let mut server = primary();
+    let first = ask(&mut server, 1, "ACQUIRE shop ada BLOCK 60000 IN app");
+    let second = ask(&mut server, 1, "ACQUIRE shop ada IN app");
+    server.engine.on_undelivered(second);
+    assert_eq!(server.engine.holds().unconfirmed.len(), 1);
+    server.engine.confirmed(&first, 0);
+    assert!(server.engine.holds().unconfirmed.is_empty());
+}
+
+/// The server's renewal is confirmed only after commands have ended the lease earlier.
+#[test]
+fn a_late_confirmation_prolongs_no_lease() {
+    let mut server = primary();
+    let mut promises = ask(&mut server, 1, "ACQUIRE shop ada 60000 IN app");
+    server.engine.confirmed(&promises, 0);
+    ask(&mut server, 2, "RENEW shop ada 1000");
+    let shortened = ask(&mut server, 2, "RENEW shop ada 1000 IN app");
+    promises
+        .iter_mut()
+        .for_each(|promise| promise.is_new = false);
+    server.engine.prolonged(&promises);
+    server.engine.confirmed(&shortened, 0);
+    let Reply::Array(told) = say(&mut server, 1, "SESSION shop app 9000") else {
+        panic!("a session has a reply")
+    };
+    let Reply::Integer(left) = told[2] else {
+        panic!("a confirmed lease ends: {told:?}")
+    };
+    assert!(left <= 1_000, "{left}");
+}
+
+/// Its program asked again before the first answer's time was up, and the replicas confirm only the second one.
+#[test]
+fn a_hold_that_is_to_be_revoked_is_confirmed_to_nobody() {
+    for line in [
+        "ACQUIRE shop ada BLOCK 60000 IN app",
+        "RENEW shop ada",
+        "RENEW shop ada IN app",
+    ] {
+        let mut server = primary();
+        let first = ask(&mut server, 1, "ACQUIRE shop ada IN app");
+        let second = ask(&mut server, 1, line);
+        let stands = |server: &mut Server| {
+            let mut each = second.iter();
+            let stands = each.all(|one| server.engine.stands(&mut server.keys, NOW, one));
+            server.keys.close();
+            stands
+        };
+        assert!(stands(&mut server), "{line}");
+        // The server accepts no write now.
+        server.engine.on_undelivered(first);
+        assert!(!stands(&mut server), "{line}");
+        refuse(&mut server, Vec::new());
+        assert!(!is_held(&mut server, "shop"), "{line}");
+    }
+}
+
+#[test]
+fn the_next_session_of_that_name_hears_nothing_of_the_last_one() {
+    let mut server = primary();
+    let promises = ask(&mut server, 1, "ACQUIRE shop ada IN app");
+    say(&mut server, 2, "FORCERELEASE shop");
+    server.engine.settle_dirty(&mut server.keys, NOW, 16);
+    server.engine.tell_sessions(NOW);
+    assert_eq!(server.engine.sessions().0, 0);
+    refuse(&mut server, promises);
+    assert_eq!(news(&mut server), [""; 0]);
+}

@@ -21,7 +21,11 @@ impl Engine {
     /// possible. Where a session was to learn of a hold, it gets the row `again` now.
     pub fn on_undelivered(&mut self, promises: impl IntoIterator<Item = Promise>) {
         for promise in promises {
-            self.holds.unconfirmed.remove(&promise.hold());
+            // A grant that still waits for its own confirmation outlasts the answers after it.
+            let hold = promise.hold();
+            if self.holds.unconfirmed.get(&hold) == Some(&promise.is_new) {
+                self.holds.unconfirmed.remove(&hold);
+            }
             if let Some(session) = promise.session {
                 let (name, owner) = (promise.name.as_ref(), &*promise.owner);
                 let whose = HoldRef { name, owner };
@@ -29,8 +33,17 @@ impl Engine {
                     .sessions
                     .wait_ended(session, &Outcome::Moved, whose);
             }
-            self.undelivered.push(promise);
+            if promise.is_new {
+                self.undelivered.insert(promise.token, promise);
+            }
         }
+    }
+
+    /// Returns true if a hold is to be revoked, as soon as changes are possible.
+    pub(in crate::rules) fn is_to_be_revoked(&self, promise: &Promise) -> bool {
+        let noted = self.undelivered.get(&promise.token);
+        let noted = noted.filter(|noted| noted.name == promise.name);
+        noted.is_some_and(|noted| noted.session.is_some())
     }
 
     /// Returns true if there may be holds to revoke.
@@ -45,11 +58,11 @@ impl Engine {
             return;
         }
         let mut free = Vec::new();
-        for promise in std::mem::take(&mut self.undelivered) {
+        for promise in std::mem::take(&mut self.undelivered).into_values() {
             if keys.can_write(promise.name.as_ref()) {
                 free.extend(self.revoke_one(keys, now, promise));
             } else if exists(keys, promise.name.as_ref()) {
-                self.undelivered.push(promise);
+                self.undelivered.insert(promise.token, promise);
             }
             // A lock that has left with its slot cannot be changed from here.
         }
@@ -64,10 +77,7 @@ impl Engine {
     fn revoke_one(&mut self, keys: &mut impl Keyspace, now: Now, promise: Promise) -> Option<Name> {
         let (name, owner) = (promise.name.as_ref(), &*promise.owner);
         let entry = keys.entry(name);
-        let untouched = |hold: &Hold| match promise.session {
-            Some(_) => promise.is_new,
-            None => hold.fresh,
-        };
+        let untouched = |hold: &Hold| promise.session.is_some() || hold.fresh;
         held(entry, owner, Some(promise.token))
             .ok()
             .filter(untouched)?;

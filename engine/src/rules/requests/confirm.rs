@@ -67,8 +67,11 @@ impl Engine {
         id
     }
 
-    /// Returns true if a hold that an answer promises is still there.
+    /// Returns true if a hold that an answer promises is still there, and stays.
     pub fn stands(&self, keys: &mut impl Keyspace, now: Now, promise: &Promise) -> bool {
+        if self.is_to_be_revoked(promise) {
+            return false;
+        }
         let entry = keys.entry(promise.name.as_ref());
         let hold = held(entry, &promise.owner, Some(promise.token));
         hold.is_ok_and(|hold| hold.deadline > now.wall())
