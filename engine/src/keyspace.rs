@@ -153,6 +153,7 @@ impl<V: Value> Entry<V> {
 
     /// Commits a change: makes the lock if there is none, applies the change, and appends it to the effect.
     pub fn commit(&mut self, change: &Change) {
+        debug_assert!(!self.foreign, "another type's value is overwritten");
         self.lock.get_or_insert_with(V::default);
         self.amend(change);
     }

@@ -76,6 +76,8 @@ pub(crate) struct Session {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Blocked {
     pub(crate) id: RequestId,
+    /// The connection that is blocked.
+    pub(crate) client: ClientId,
     /// The last row that it has seen.
     pub(crate) seen: u64,
     /// When it arrived: what its reply says counts from then.
@@ -392,9 +394,8 @@ impl Sessions {
         let Some(no) = self.of_party(party) else {
             return;
         };
-        if let Some(session) = self.by_no.get_mut(&no) {
-            let row = session.rows.add_granted(id, replies);
-            ties.set_row(id, row);
+        if let Some(rows) = self.rows_to_read(no) {
+            ties.set_row(id, rows.add_granted(id, replies));
         }
         self.tell(no);
     }
@@ -404,12 +405,12 @@ impl Sessions {
         let Some(no) = self.of_party(tie.party) else {
             return;
         };
-        let named = self.named == Some(token);
-        if let Some(session) = self.by_no.get_mut(&no) {
+        let (named, confirms) = (self.named == Some(token), self.confirms);
+        if let Some(rows) = self.rows_to_read(no) {
             if named {
-                session.rows.drop_granted(tie.row)
+                rows.drop_granted(tie.row)
             } else {
-                session.rows.add_lost(token, tie, loss, self.confirms)
+                rows.add_lost(token, tie, loss, confirms)
             }
         }
         self.may_be_over(no);
@@ -452,15 +453,21 @@ impl Sessions {
             Outcome::Refused(refusal) if refusal.is_wrong_type() => Word::WrongType,
             _ => Word::Again,
         };
-        if let Some(session) = self.by_no.get_mut(&no) {
-            session.rows.add_outcome(word, whose);
+        if let Some(rows) = self.rows_to_read(no) {
+            rows.add_outcome(word, whose);
         }
         self.tell(no);
     }
 
+    /// Returns the rows of a session; none if its program has ended it, or if it is over: nobody will read them.
+    fn rows_to_read(&mut self, no: SessionNo) -> Option<&mut Rows> {
+        let session = self.get_mut(no).filter(|session| !session.closed)?;
+        Some(&mut session.rows)
+    }
+
     /// Has the blocked command of a session answered if there is something that it has not seen.
     fn tell(&mut self, no: SessionNo) {
-        let Some(session) = self.get(no) else {
+        let Some(session) = self.get(no).filter(|session| !session.closed) else {
             return;
         };
         let overflow = session.rows.overflow();
@@ -493,6 +500,7 @@ impl Sessions {
     /// Frees the name of a session that its program has ended. Returns the session.
     pub(crate) fn close(&mut self, no: SessionNo) -> Option<&Session> {
         self.set_keeper(no, ClientId::NONE);
+        self.overflown.remove(&no);
         let session = self.by_no.get_mut(&no)?;
         session.closed = true;
         session.withheld.clear();

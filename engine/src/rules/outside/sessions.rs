@@ -53,9 +53,7 @@ impl Engine {
 
     /// Notes that a session is no longer alive: nobody renews its holds, and its places are absent.
     pub(in crate::rules) fn no_longer_alive(&mut self, no: SessionNo, now: Now) {
-        if let Some(blocked) = self.holds.sessions.unblock(no) {
-            self.holds.timers.remove(&blocked.until);
-        }
+        self.unblock_session(no, now);
         self.holds.sessions.set_alive(no, false, now.steady());
         self.set_session_due(no, None);
         if self
@@ -103,15 +101,23 @@ impl Engine {
         let Some(no) = self.holds.sessions.of_command(id) else {
             return false;
         };
-        if let Some(blocked) = self.holds.sessions.unblock(no) {
-            self.end_command(no, &blocked, now);
+        if self.unblock_session(no, now).is_some() {
+            self.end_command(no, now);
         }
         true
     }
 
-    /// Lets the time run for which a SESSION command that is blocked no longer keeps its session.
-    fn end_command(&mut self, no: SessionNo, blocked: &Blocked, now: Now) {
+    /// Takes out the blocked SESSION command of a session. The time of its connection's ties runs again.
+    fn unblock_session(&mut self, no: SessionNo, now: Now) -> Option<Blocked> {
+        let blocked = self.holds.sessions.unblock(no)?;
         self.holds.timers.remove(&blocked.until);
+        let client = blocked.client;
+        self.holds.ties.set_waiting(client, false, now.steady());
+        Some(blocked)
+    }
+
+    /// Lets the time run for which a SESSION command that is blocked no longer keeps its session.
+    fn end_command(&mut self, no: SessionNo, now: Now) {
         let ms = self.holds.sessions.get(no).map(|its| its.kept_ms);
         self.set_session_due(no, ms.map(|ms| now.steady().after(ms)));
     }
@@ -137,11 +143,11 @@ impl Engine {
 
     /// Answers the blocked SESSION command of a session.
     pub(in crate::rules) fn answer_session(&mut self, no: SessionNo, now: Now) {
-        if let Some(blocked) = self.holds.sessions.unblock(no) {
+        if let Some(blocked) = self.unblock_session(no, now) {
             let news = Box::new(self.news(no, blocked.seen, blocked.arrived, now));
             let output = Output::new(blocked.id, Outcome::News(news), Default::default());
             self.outbox.push(output);
-            self.end_command(no, &blocked, now);
+            self.end_command(no, now);
         }
     }
 

@@ -139,7 +139,7 @@ impl Engine {
             return Err(Refusal::OtherShare);
         }
         self.prolong_wait(id, now, ask);
-        self.replying(|engine| engine.serve_many(keys, now, id, true));
+        self.serve_many(keys, now, id, true);
         Ok(Some(match self.requests.get(id) {
             Some(_) => Answer::Waiting(id),
             None => {
@@ -429,6 +429,11 @@ impl Engine {
                 return 0;
             }
             let entry = keys.entry(name.as_ref());
+            if entry.foreign {
+                // A settlement refuses this request, too, when its turn comes.
+                self.mark(part.lock);
+                return 0;
+            }
             let kind = RequestKind::to(part.place);
             match self.grantable(entry, queue, now, &owner, terms.share, kind) {
                 Grantable::Now => {}
@@ -449,7 +454,13 @@ impl Engine {
             place: Some(part.place),
         });
         let at: Vec<NamedLock> = at.collect();
-        let (grants, promises) = self.grant_all(keys, now, &owner, &terms, &at);
+        let mut grant = |engine: &mut Engine| engine.grant_all(keys, now, &owner, &terms, &at);
+        // Only what is granted to the command that asks has a reply that tells of it.
+        let (grants, promises) = if asked {
+            self.replying(grant)
+        } else {
+            grant(self)
+        };
         let (first, outcome) = (Name::default(), Outcome::GrantedAll(grants));
         let pending = Pending::new(promises, until);
         self.put_out(id, &request, &first, outcome, pending);

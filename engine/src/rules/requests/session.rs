@@ -80,11 +80,13 @@ impl Engine {
             let arrived = now.steady();
             let blocked = Blocked {
                 id,
+                client: keep.client,
                 seen,
                 arrived,
                 until,
             };
             self.holds.sessions.block(no, blocked);
+            self.holds.ties.set_waiting(keep.client, true, arrived);
             return Ok(Kept::Waiting(id));
         }
         self.set_session_due(no, Some(now.steady().after(keep.ms)));

@@ -98,3 +98,29 @@ fn who_asks_again_in_a_session_that_is_not_alive_keeps_the_place_for_another_win
         assert_eq!(place, Some(Ok(Reply::Null)), "{request}");
     }
 }
+
+/// Another program is granted a lock by a command that asks again: no reply has told it so.
+#[test]
+fn who_is_granted_behind_a_request_that_asks_again_hears_of_it_at_once() {
+    let again = "MACQUIRE 2 k m s/1 SHARED BLOCK 0 IN s";
+    let mut node = Node::new(Policy::default());
+    for command in [
+        "ACQUIRE k ann 60000",
+        again, // in a session that is not alive
+        "SESSION k t 60000",
+        "ACQUIRE k t/1 60000 SHARED BLOCK 0 IN t",
+    ] {
+        let answer = node.send(Client::connection(1), command);
+        assert!(matches!(answer, Some(Ok(_))), "{command}: {answer:?}");
+        node.settle();
+    }
+    let answer = node.send(Client::connection(2), "SESSION k t 60000 BLOCK 60000");
+    assert_eq!(answer, None);
+    node.send(Client::connection(1), "RELEASE k ann");
+    node.settle();
+    assert!(node.is_blocked(2), "the request before it is withheld");
+    node.send(Client::connection(1), again);
+    node.settle();
+    assert!(!node.is_blocked(2));
+    assert_eq!(told(&node, "t"), [("granted", 60_000)]);
+}

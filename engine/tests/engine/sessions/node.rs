@@ -235,6 +235,9 @@ impl Node {
     }
 
     fn not_confirmed(&mut self, mut output: Output, why: NoAck) {
+        if output.outcome == Outcome::Prolonged {
+            return;
+        }
         let engine = &mut self.server.engine;
         engine.not_confirmed(std::mem::take(&mut output.pending.promises));
         output.outcome = Outcome::Refused(Refusal::NoAck(why));

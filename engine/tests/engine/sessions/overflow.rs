@@ -68,3 +68,55 @@ fn a_session_begins_anew_beyond_the_most_rows() {
     assert_eq!(send(&mut node, "HELD held s/0"), Reply::NullArray);
     assert_ne!(send(&mut node, "HELD wanted s/1"), Reply::NullArray);
 }
+
+/// The ends of its holds are more rows than are kept, and nobody will read them.
+#[test]
+fn a_session_that_its_program_ends_gives_back_everything() {
+    const HOLDS: usize = MOST_ROWS / 2 + 1_000;
+    let mut node = Node::new(Policy::default());
+    let (first, _) = id(&send(&mut node, "SESSION k s 60000"));
+    for nth in 0..HOLDS {
+        send(&mut node, &format!("ACQUIRE k{nth} s/{nth} 60000 IN s"));
+    }
+    let ended = node.send(Client::connection(1), "SESSION k s 0");
+    assert!(matches!(ended, Some(Ok(news)) if id(&news).0 == first));
+    // The server does other work between two steps.
+    let (now, server) = (node.now, &mut node.server);
+    while server.engine.unsettled() {
+        server.engine.settle_dirty(&mut server.keys, now, 16);
+        server.engine.tell_sessions(now);
+    }
+    assert_eq!(node.server.engine.session_rows().1, 0);
+    let held = |nth: &usize| send(&mut node, &format!("HELD k{nth}")) != Reply::NullArray;
+    assert_eq!((0..HOLDS).filter(held).count(), 0);
+}
+
+/// It ends in the event in which it has become too many rows.
+#[test]
+fn a_session_that_ends_as_it_overflows_gives_back_everything() {
+    const LOST: usize = MOST_ROWS / 2 + 1;
+    const HOLDS: usize = LOST + 1_000;
+    let mut node = Node::new(Policy::default());
+    send(&mut node, "SESSION k s 60000");
+    for nth in 0..HOLDS {
+        send(&mut node, &format!("ACQUIRE k{nth} s/{nth} 60000 IN s"));
+    }
+    let (now, server) = (node.now, &mut node.server);
+    let mut run = |words: &str| {
+        let words: Vec<&[u8]> = words.split(' ').map(str::as_bytes).collect();
+        let reply = server.run(now, 0, Client::connection(1), &words);
+        assert!(reply.is_ok(), "{reply:?}");
+        server.keys.close();
+    };
+    for nth in 0..LOST {
+        run(&format!("FORCERELEASE k{nth}"));
+    }
+    run("SESSION k s 0");
+    server.engine.tell_sessions(now);
+    while server.engine.unsettled() {
+        server.engine.settle_dirty(&mut server.keys, now, 16);
+        server.keys.close();
+        server.engine.tell_sessions(now);
+    }
+    assert!(server.data().is_empty());
+}
