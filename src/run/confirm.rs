@@ -125,6 +125,10 @@ impl State {
     /// Refuses an answer that was not confirmed in time.
     fn not_confirmed(&mut self, answer: Unconfirmed, why: NoAck) {
         let mut output = answer.output;
+        if output.outcome == Outcome::Prolonged {
+            // Nobody waits for it, and later renewals ask for confirmations of their own.
+            return;
+        }
         output.outcome = Outcome::Refused(Refusal::NoAck(why));
         let promises = std::mem::take(&mut output.pending.promises);
         self.engine.not_confirmed(promises);

@@ -59,10 +59,8 @@ pub(super) fn event(ctx: Ctx) {
         if state.engine.awaits_read(now) {
             timer::await_read(now.steady());
         }
-        let more = state.engine.tick(now);
-        if !open {
-            state.engine.time_out(now);
-        }
+        let due = state.engine.tick(now);
+        let more = due || (!open && state.engine.time_out(now));
         if now.steady() >= state.next_check {
             state.next_check = now.steady().after(CHECK_MS);
             if let Some(step) = state.engine.observe_clocks(now) {

@@ -20,6 +20,9 @@ use dlock_engine::collections::ByNumber;
 use dlock_engine::{Millis, NoAck, Now, Output, Receiver, RequestId, SteadyMs};
 use std::collections::{BTreeSet, VecDeque};
 
+/// How many ended answers the list of those that wait may have, besides as many as wait.
+const ENDED_KEPT: usize = 1024;
+
 /// An answer that waits for its confirmation.
 #[derive(Debug)]
 pub(crate) struct Unconfirmed {
@@ -87,6 +90,11 @@ pub(crate) fn stamp(offset: u64) {
                 answer.needs = offset;
                 answers.asked.push_back((offset, id));
             }
+        }
+        if answers.asked.len() > 2 * answers.by_id.len() + ENDED_KEPT {
+            // The first may wait for ever, and renewals that nobody has confirmed end behind it.
+            let Answers { asked, by_id, .. } = answers;
+            asked.retain(|(_, id)| by_id.contains_key(id));
         }
     }
 }

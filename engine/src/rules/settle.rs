@@ -17,6 +17,7 @@ use crate::lock::{Change, End, Lock};
 use crate::outbox::Outcome;
 use crate::queue::{LockId, Request};
 use crate::refusal::Refusal;
+use crate::rules::outside::keys::MOVED_A_STEP;
 use crate::state::{Engine, FollowUp, Garbage};
 use crate::types::{NameRef, Now, RequestId};
 
@@ -110,7 +111,7 @@ impl Engine {
         // What these leave is served in this event.
         self.leave_next(now);
         let mut refused = Vec::new();
-        let mut settled = 0;
+        let (mut settled, mut room) = (0, MOVED_A_STEP);
         // A lock that is marked again meanwhile is left for the next step: a lock with many to grant comes up once in each.
         let mut to_visit = self.dirty.len();
         while settled < most && to_visit > 0 && self.outbox.len() < OUTPUTS_A_STEP {
@@ -135,10 +136,13 @@ impl Engine {
                 self.settle(keys, now, lock);
             } else if self.queues.at(lock).is_unattended() && !exists(keys, name) {
                 // Nobody waits here, and the lock has left with its slot and its tickets.
+                settled += 1;
                 self.forget(lock);
             } else {
-                if !empty && self.requests.apart() > 0 && keys.moved(name) {
-                    self.move_away(lock, now);
+                let moves = !empty && self.requests.apart() > 0 && keys.moved(name);
+                if moves && self.move_away(lock, now, &mut room) {
+                    self.dirty.push_back(lock);
+                    break;
                 }
                 refused.push(lock);
             }

@@ -8,7 +8,7 @@ use dlock_engine::lock::token::TokenClock;
 use dlock_engine::lock::Hold;
 use dlock_engine::{
     change::Change, codec, Arrival, ClientId, End, Entry, Event, Keyspace, Limit, Lock, Name,
-    NameRef, Now, Outcome, Policy, RequestId, Share, Token, ONE,
+    NameRef, Now, Outcome, Policy, Refusal, RequestId, Share, Token, ONE,
 };
 
 /// The number of watched locks: each has two holders.
@@ -502,6 +502,39 @@ fn a_crowd_at_another_type_is_refused_in_steps() {
     assert!(server.engine.is_idle());
 }
 
+/// One step of refusals ends before a request for many locks, which is then at the head of what looks like a free lock.
+#[test]
+fn a_request_for_many_locks_takes_no_value_of_another_type() {
+    let mut server = Server::new(true, Policy::default());
+    ask(&mut server, "ACQUIRE k ann");
+    ask(&mut server, "ACQUIRE other ben");
+    for at in 0..PLACES_A_STEP {
+        ask(&mut server, &format!("ACQUIRE k waits{at} BLOCK 0"));
+    }
+    ask(&mut server, "MACQUIRE 2 k other many BLOCK 0");
+    settle(&mut server);
+    let name = crate::world::name(0, "k");
+    server.keys.values.insert(name.clone(), Value::Other);
+    server.engine.on_key_changed(name.as_ref());
+    ask(&mut server, "RELEASE other ben");
+    let mut told = server.engine.take_outputs();
+    while server.engine.unsettled() {
+        server.engine.settle_dirty(&mut server.keys, NOW, A_STEP);
+        server.keys.close();
+        told.extend(server.engine.take_outputs());
+    }
+    assert!(matches!(server.keys.values.get(&name), Some(Value::Other)));
+    let refused = told.iter().map(|output| match &output.outcome {
+        Outcome::Refused(Refusal::At(error, _)) => **error == Refusal::WrongType,
+        outcome => *outcome == Outcome::Refused(Refusal::WrongType),
+    });
+    assert_eq!(
+        refused.filter(|refused| *refused).count(),
+        PLACES_A_STEP + 1
+    );
+    assert_eq!(server.engine.places(), 0);
+}
+
 /// Requests for many locks whose connections end together leave their queues in steps, and count as gone at once.
 #[test]
 fn requests_for_many_locks_leave_in_steps() {
@@ -750,4 +783,149 @@ fn windows_of_what_does_not_come_are_forgotten() {
         while server.engine.scan_step(&mut server.keys, now, A_STEP) {}
         assert_eq!(server.engine.is_idle(), idle, "after {ms} ms");
     }
+}
+
+/// Returns a server where this many requests wait for one lock, each with these words, in the session of its number.
+fn queued(requests: usize, words: &str) -> Server {
+    let mut server = Server::new(true, Policy::default());
+    ask(&mut server, "ACQUIRE k ann");
+    for at in 0..requests {
+        let words = words.replace("{}", &at.to_string());
+        ask(&mut server, &format!("ACQUIRE k ben{at} {words}"));
+    }
+    settle(&mut server);
+    server
+}
+
+/// Returns a server where one session waits for this many locks by requests of its own, and by this many requests for `each` more.
+fn queued_everywhere(locks: usize, requests: usize, each: usize) -> Server {
+    let mut server = Server::new(true, Policy::default());
+    ask(&mut server, "ACQUIRE k0 ann");
+    for at in 0..locks {
+        ask(&mut server, &format!("ACQUIRE k{at} ann"));
+        ask(
+            &mut server,
+            &format!("ACQUIRE k{at} s/{at} BLOCK 1000 IN s"),
+        );
+    }
+    for at in 0..requests {
+        let others: Vec<String> = (1..each).map(|other| format!("m{at}-{other}")).collect();
+        let keys = format!("{each} k0 {}", others.join(" "));
+        ask(
+            &mut server,
+            &format!("MACQUIRE {keys} many{at} BLOCK 1000 IN s"),
+        );
+    }
+    settle(&mut server);
+    server
+}
+
+/// Returns how many rows sessions get in each step, until nothing is left.
+fn rows_a_step(server: &mut Server, step: impl Fn(&mut Server) -> bool) -> Vec<usize> {
+    let mut ended = Vec::new();
+    while ended.last() != Some(&0) {
+        let before = server.engine.session_rows().0;
+        step(server);
+        server.keys.close();
+        ended.push(server.engine.session_rows().0 - before);
+    }
+    ended
+}
+
+/// The most waits that end in one step.
+const ENDS: usize = 1024;
+
+#[test]
+fn waits_end_in_steps_where_the_server_accepts_no_write() {
+    let mut server = queued(2 * ENDS + 1, "BLOCK 1");
+    while server.engine.tick(LATER) {}
+    let mut ends = || {
+        (
+            server.engine.time_out(LATER),
+            server.engine.take_outputs().len(),
+        )
+    };
+    assert_eq!(
+        [ends(), ends(), ends()],
+        [(true, ENDS), (true, ENDS), (false, 1)]
+    );
+}
+
+#[test]
+fn waits_of_sessions_end_in_steps_where_the_server_accepts_no_write() {
+    let mut server = queued_everywhere(0, 10, 500);
+    while server.engine.tick(LATER) {}
+    let ended = rows_a_step(&mut server, |server| server.engine.time_out(LATER));
+    assert_eq!(ended, [1_500, 1_500, 1_500, 500, 0]);
+}
+
+#[test]
+fn waits_of_sessions_end_in_steps_where_the_slot_has_left() {
+    // Locks that nobody waits for are forgotten besides.
+    let settle = |server: &mut Server| server.engine.settle_dirty(&mut server.keys, NOW, 10_000);
+    let mut server = queued(2 * ENDS + 1, "BLOCK 0 IN s{}");
+    server.keys.away.extend([crate::world::name(0, "k")]);
+    server.engine.on_slots_changed(|_| false);
+    assert_eq!(rows_a_step(&mut server, settle), [ENDS, ENDS, 1, 0]);
+
+    let mut server = queued_everywhere(2 * ENDS, 10, 500);
+    let single = (0..2 * ENDS).map(|at| format!("k{at}"));
+    let shared = (0..10).flat_map(|at| (1..500).map(move |other| format!("m{at}-{other}")));
+    let keys = single.chain(shared);
+    server
+        .keys
+        .away
+        .extend(keys.map(|key| crate::world::name(0, &key)));
+    server.engine.on_slots_changed(|_| false);
+    let ended = rows_a_step(&mut server, settle);
+    assert!(ended.iter().all(|rows| *rows < ENDS + 500), "{ended:?}");
+    assert_eq!(ended.iter().sum::<usize>(), 2 * ENDS + 5_000);
+}
+
+/// Returns a server that renews more holds of one session than fit one step, five seconds after the beginning.
+fn with_renewals() -> Server {
+    let mut server = Server::new(true, Policy::default());
+    ask(&mut server, "SESSION k s 60000");
+    for at in 0..LOCKS {
+        ask(&mut server, &format!("ACQUIRE k{at} s/{at} 6000 IN s"));
+    }
+    server
+}
+
+/// Renewals that the server refuses, however many they are, neither keep it busy nor delay the end of a wait.
+#[test]
+fn settlement_rests_while_renewals_are_refused() {
+    let mut server = with_renewals();
+    let names = server.keys.values.keys().cloned().collect::<Vec<_>>();
+    server.keys.away.extend(names);
+    ask(&mut server, "ACQUIRE held ann 60000");
+    ask(&mut server, "ACQUIRE held ben BLOCK 5000");
+    while server.engine.tick(LATER) {}
+    assert!(!server.engine.settle_dirty(&mut server.keys, LATER, A_STEP));
+    assert!(server.engine.unsettled(), "the renewals are due");
+    let outputs = server.engine.take_outputs();
+    let told: Vec<_> = outputs.iter().map(|output| &output.outcome).collect();
+    assert_eq!(told, [&Outcome::TimedOut]);
+}
+
+/// The time of the request that was asked first has been up for a while, but the server has had no time for that.
+#[test]
+fn a_request_for_many_locks_that_is_asked_again_waits_on() {
+    let mut server = with_renewals();
+    ask(&mut server, "ACQUIRE held ann 60000");
+    ask(&mut server, "MACQUIRE 2 held free s/many BLOCK 5000 IN s");
+    while server.engine.tick(LATER) {}
+    assert!(server.engine.settle_dirty(&mut server.keys, LATER, A_STEP));
+    server.keys.close();
+    let again = b"MACQUIRE 2 held free s/many BLOCK 60000 IN s".as_slice();
+    let words: Vec<&[u8]> = again.split(|byte| *byte == b' ').collect();
+    let rows = server.engine.session_rows().0;
+    let reply = server.run(LATER, 0, Client::connection(1), &words);
+    assert!(reply.is_ok(), "{reply:?}");
+    while server.engine.settle_dirty(&mut server.keys, LATER, A_STEP) {
+        server.keys.close();
+    }
+    server.keys.close();
+    assert_eq!(server.engine.session_rows().0, rows);
+    assert_eq!(server.engine.places(), 2);
 }

@@ -621,7 +621,7 @@ impl World {
         }
         while self.engine().tick(now) {}
         if !self.writable {
-            self.engine().time_out(now);
+            while self.engine().time_out(now) {}
         }
         self.perform();
     }

@@ -478,6 +478,34 @@ fn a_setting_that_changes_is_heeded_by_what_waits() {
     group.end();
 }
 
+/// Whatever the order in which settings are named: a wrong pair is refused, and what an error has changed is restored.
+#[test]
+fn settings_are_checked_together() {
+    let group = Group::start(1);
+    let mut c = group.primary.connection();
+    let pair = |c: &mut Wire| {
+        let value = |c: &mut Wire, name: &str| -> String {
+            let (_, value): (String, String) = c.ask(&format!("CONFIG GET dlock.{name}"));
+            value
+        };
+        (value(c, "replicas"), value(c, "quarantine-ms"))
+    };
+    let before = pair(&mut c);
+    for wrong in [
+        "dlock.quarantine-ms 0",
+        "dlock.quarantine-ms 0 dlock.replicas 2",
+        "dlock.replicas 0 dlock.quarantine-ms 0 dlock.ack-timeout-ms -1",
+        "dlock.quarantine-ms 0 dlock.replicas 0 dlock.ack-timeout-ms -1",
+    ] {
+        c.refusal(&format!("CONFIG SET {wrong}"));
+        assert_eq!(pair(&mut c), before, "{wrong}");
+    }
+    c.run("CONFIG SET dlock.quarantine-ms 0 dlock.replicas 0");
+    c.run("CONFIG SET dlock.replicas 1 dlock.quarantine-ms 1");
+    c.run("CONFIG SET dlock.replicas 0");
+    group.end();
+}
+
 /// Switched off and on again at a running primary: the connected replica counts as before.
 #[test]
 fn switched_on_again_it_grants_as_before() {
@@ -1138,6 +1166,15 @@ fn a_session_counts_on_confirmed_ends() {
     assert_eq!(left, Some(0), "nobody has confirmed a later end");
     let here: Vec<u64> = c.ask("DLOCK.HELD short s/2");
     assert!(here[2] > 0, "the server goes on with its renewals");
+    // Those that nobody has confirmed end with the leases that they have prolonged, and take nothing with them.
+    let renewed = stat(&group.primary, "auto_renewals_total");
+    await_until(
+        "it has renewed the hold for two leases more",
+        PATIENCE,
+        || stat(&group.primary, "auto_renewals_total") >= renewed + 8,
+    );
+    assert_eq!(c.ask::<Vec<u64>>("DLOCK.HELD short s/2")[0], here[0]);
+    assert!(stat(&group.primary, "confirmations_waiting") < 8);
     // Nobody learns of what is granted now, and the server gives it back.
     group.set_ack_timeout(300);
     c.ask::<(u64, u64, u64)>("DLOCK.ACQUIRE new s/3 60000 IN s");

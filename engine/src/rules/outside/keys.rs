@@ -14,6 +14,9 @@ use crate::types::{Arrival, ClientId, HoldRef, Millis, NameRef, Now, RequestId, 
 /// How long a window that has ended is remembered: a value that has moved is found within a second, and its ticket goes then.
 const WINDOW_KEPT_MS: Millis = 2_000;
 
+/// How many places of sessions one settlement removes when their slots have left, about.
+pub(in crate::rules) const MOVED_A_STEP: usize = 1024;
+
 impl Engine {
     /// Marks a lock whose value may have been removed or replaced, or may have arrived. Costs one settlement where nobody is queued
     /// and nothing has to be watched.
@@ -175,14 +178,21 @@ impl Engine {
         self.garbage.extend(places.map(Garbage::Places));
     }
 
-    /// Ends the waits of sessions: another node serves the lock's slot. The server itself answers blocked connections.
-    pub(in crate::rules) fn move_away(&mut self, lock: LockId, now: Now) {
+    /// Ends waits of sessions while there is room for their places: another node serves the lock's slot. The server itself answers
+    /// blocked connections. Returns true if there was too little room, so that more may be left.
+    pub(in crate::rules) fn move_away(&mut self, lock: LockId, now: Now, room: &mut usize) -> bool {
         let queue = self.queues.at(lock);
         let ids = queue.in_order().filter_map(|(_, place)| place.request());
-        let ids: Vec<RequestId> = ids.filter(|id| self.waits_apart(*id)).collect();
-        for id in ids {
+        let ids = ids.filter(|id| self.waits_apart(*id)).take(*room);
+        for id in ids.collect::<Vec<RequestId>>() {
+            if *room == 0 {
+                break;
+            }
+            let places = self.requests.get(id).map_or(0, |its| its.parts().len());
+            *room = room.saturating_sub(places);
             self.end_wait_later(id, now, Outcome::Moved);
         }
+        *room == 0
     }
 
     /// Stops this lock's queue while its slot is migrating to another node, or lets it move again.

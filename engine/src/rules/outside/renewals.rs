@@ -13,13 +13,16 @@ use std::rc::Rc;
 pub(super) const RENEWED_A_STEP: usize = 256;
 
 impl Engine {
-    /// Renews one step of the holds whose renewal is due. Returns true if something is left that could continue at once.
+    /// Renews one step of the holds whose renewal is due. Returns true if something is left that could continue at once: not after a
+    /// step in which the server accepted no change.
     pub(in crate::rules) fn renew_due(&mut self, keys: &mut impl Keyspace, now: Now) -> bool {
         let (mut refused, mut prolonged) = (Vec::new(), Vec::new());
+        let mut taken = 0;
         for _ in 0..RENEWED_A_STEP {
             let Some(id) = self.holds.ties.next_due() else {
                 break;
             };
+            taken += 1;
             let Some(tie) = self.holds.ties.get(id).cloned() else {
                 continue;
             };
@@ -44,10 +47,13 @@ impl Engine {
                 self.holds.lose(id, Loss::Moved, now.wall());
             }
         }
-        let left = self.holds.ties.has_due();
+        let left = self.holds.ties.has_due() && refused.len() < taken;
         self.holds.ties.put_off(refused);
         if !prolonged.is_empty() {
-            let pending = Pending::new(prolonged, None);
+            // An end that has passed needs no confirmation.
+            let last = prolonged.iter().map(|promise| promise.end).max();
+            let left = last.map_or(0, |end| end.since(now.wall()));
+            let pending = Pending::new(prolonged, Some(now.steady().after(left)));
             self.outbox.push(Output {
                 to: Receiver::Nobody,
                 ..Output::new(self.requests.next_id(), Outcome::Prolonged, pending)

@@ -70,11 +70,17 @@ impl Engine {
             || self.queues.next_lease().is_some_and(|at| at <= now.wall())
     }
 
-    /// Answers the waits whose time is up. To be called where this server would accept no write now: nothing can come free.
-    pub fn time_out(&mut self, now: Now) {
-        while let Some(id) = self.overdue.pop_front() {
+    /// Answers one step of the waits whose time is up. To be called where this server would accept no write now: nothing can come free.
+    /// Returns true if more are left.
+    pub fn time_out(&mut self, now: Now) -> bool {
+        let mut room = DUES_A_STEP;
+        while let Some(id) = self.overdue.front().copied().filter(|_| room > 0) {
+            self.overdue.pop_front();
+            let places = self.requests.get(id).map_or(1, |its| its.parts().len());
+            room = room.saturating_sub(places);
             self.time_out_one(id, now);
         }
+        !self.overdue.is_empty()
     }
 
     /// Answers one step of the waits whose time is up, in order, unless what they wait for has come free. Returns true if something
@@ -145,14 +151,22 @@ impl Engine {
     }
 
     fn time_out_one(&mut self, id: RequestId, now: Now) {
-        // It may have been answered meanwhile.
-        let Some(request) = self.requests.get(id) else {
+        // It may have been answered meanwhile, or asked again.
+        let Some(request) = self.requests.get(id).filter(|its| self.is_over(its, now)) else {
             return;
         };
         if !self.keeps_place(request) {
             self.holds.counters.timeouts += 1;
         }
         self.end_wait_later(id, now, Outcome::TimedOut);
+    }
+
+    /// Returns true if a request's time is up, or the window of its session's places.
+    fn is_over(&self, request: &Request, now: Now) -> bool {
+        let session = request.terms.session;
+        let session = session.and_then(|no| self.holds.sessions.get(no));
+        let absent = session.is_some_and(|its| !its.alive && its.due.is_none());
+        absent || request.until.is_some_and(|until| until.at <= now.steady())
     }
 
     /// Removes a request, or a SESSION command, whose connection has ended or no longer waits.
