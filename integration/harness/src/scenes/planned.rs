@@ -48,13 +48,15 @@ fn coordinate(primary: &Server, sentinel: &Sentinel) {
     }
 }
 
-/// Types the page's lines for servers that cannot coordinate it.
+/// Types the page's lines for servers that cannot coordinate it. These have no password.
 #[track_caller]
 fn type_lines(primary: &Server, sentinel: &Sentinel) {
-    let (_, block) = PAGE.split_once("```sh\nprimary=").expect("the lines");
+    let (_, block) = PAGE
+        .split_once("```sh\nexport REDISCLI_AUTH=secret\n")
+        .expect("the lines");
     let lines = block.split("```").next().unwrap_or_default();
     let at = |port: u16| format!("127.0.0.1 -p {port}");
-    let lines = format!("primary={lines}")
+    let lines = lines
         .replace("10.0.0.1 -p 6379", &at(primary.port()))
         .replace("10.0.0.1 -p 26379", &at(sentinel.port()))
         .replace("mymaster", PRIMARY);

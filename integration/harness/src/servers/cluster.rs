@@ -1,10 +1,15 @@
 //! Several servers that form one cluster.
 
 use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
 
 use crate::machine::patience::{await_until, PATIENCE};
 use crate::servers::server::Server;
 use crate::talk::ask::Ask;
+
+/// After how long nodes that do not know each other yet are introduced again: a handshake that takes longer than the servers wait is
+/// given up.
+const AGAIN: Duration = Duration::from_secs(5);
 
 /// The number of slots of a cluster.
 pub const SLOTS: usize = 16_384;
@@ -31,15 +36,22 @@ pub fn divide_slots(masters: &[Server]) {
 #[track_caller]
 pub fn join(masters: &[Server], replicas: &[Server]) {
     let all = || masters.iter().chain(replicas);
-    for node in all().skip(1) {
-        let (port, bus) = (node.port(), node.bus_port());
-        let line = format!("CLUSTER MEET 127.0.0.1 {port} {bus}");
-        masters[0].connection().run(&line);
-    }
+    let introduce = || {
+        for node in all().skip(1) {
+            let (port, bus) = (node.port(), node.bus_port());
+            let line = format!("CLUSTER MEET 127.0.0.1 {port} {bus}");
+            masters[0].connection().run(&line);
+        }
+        Instant::now()
+    };
+    let mut introduced = introduce();
     let count = all().count();
     for node in all() {
         let mut connection = node.connection();
         await_until("the nodes know each other", PATIENCE, || {
+            if introduced.elapsed() > AGAIN {
+                introduced = introduce();
+            }
             let nodes: String = connection.ask("CLUSTER NODES");
             nodes.lines().count() == count && !nodes.contains("handshake")
         });
