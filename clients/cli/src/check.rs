@@ -250,6 +250,7 @@ fn shown(version: u64) -> String {
 struct Alike {
     replicas: Option<u64>,
     quarantine_ms: Option<u64>,
+    max_lease_ms: Option<u64>,
     version: Option<u64>,
 }
 
@@ -268,6 +269,11 @@ impl Alike {
                 self.quarantine_ms,
                 primary.quarantine_ms,
             ),
+            setting(
+                "dlock.max-lease-ms",
+                self.max_lease_ms,
+                primary.max_lease_ms,
+            ),
             (here != there)
                 .then(|| format!("dlock is {} here and {} there", shown(here), shown(there))),
         ];
@@ -276,7 +282,8 @@ impl Alike {
     }
 
     fn is_complete(self) -> bool {
-        self.replicas.is_some() && self.quarantine_ms.is_some() && self.version.is_some()
+        let settings = [self.replicas, self.quarantine_ms, self.max_lease_ms];
+        settings.iter().all(Option::is_some) && self.version.is_some()
     }
 }
 
@@ -296,10 +303,18 @@ pub(crate) fn check(place: &Place, as_json: bool) -> Result<u8, Failure> {
             "chained: it replicates from {middle}, which is a replica itself"
         ));
     }
-    let (primaries, mut known) = primaries(place, link)?;
+    let Found {
+        primaries,
+        failed,
+        replicas: mut known,
+    } = find(place, link)?;
     let mut seen = BTreeSet::new();
     for primary in primaries {
         group(place, primary, &mut seen, &mut report)?;
+    }
+    for (at, why) in failed {
+        report.node(&format!("{}:{} (primary)", at.0, at.1));
+        report.bad(&why);
     }
     known.extend(sentinels(place, &mut report));
     chained(place, &known, &mut seen, &mut report);
@@ -342,8 +357,11 @@ pub(crate) fn wait(place: &Place, longest: Duration) -> Result<u8, Failure> {
 
 /// What one of the primaries lacks.
 fn missing(place: &Place) -> Result<Option<String>, Failure> {
-    let (primaries, _) = primaries(place, place.connect()?)?;
-    for primary in primaries {
+    let found = find(place, place.connect()?)?;
+    if let Some((at, why)) = found.failed.first() {
+        return Ok(Some(format!("{}:{}: {why}", at.0, at.1)));
+    }
+    for primary in found.primaries {
         let mut primary = Node::read(primary)?;
         let at = primary.link.at.clone();
         if !primary.has_module() {
@@ -395,17 +413,30 @@ fn wanted(primary: &mut Node) -> Option<(u64, &'static str)> {
     }
 }
 
-/// The primary that was found, or all of its cluster; and the replicas that the cluster knows.
-fn primaries(place: &Place, mut link: Link) -> Result<(Vec<Link>, Vec<Address>), Failure> {
+/// The servers of a group.
+#[derive(Default)]
+struct Found {
+    /// The primary that was found, or all of its cluster.
+    primaries: Vec<Link>,
+    /// Those of the cluster that are away, and why.
+    failed: Vec<(Address, String)>,
+    /// The replicas that the cluster knows.
+    replicas: Vec<Address>,
+}
+
+/// Finds the servers of the group that this server belongs to.
+fn find(place: &Place, mut link: Link) -> Result<Found, Failure> {
+    let mut found = Found::default();
     let is_cluster = link
         .info("cluster")?
         .iter()
         .any(|(name, value)| name == "cluster_enabled" && value == "1");
     if !is_cluster {
-        return Ok((vec![link], Vec::new()));
+        found.primaries.push(link);
+        return Ok(found);
     }
     let nodes = text(&link.ask(cmd("CLUSTER").arg("NODES"))?);
-    let (mut primaries, mut replicas) = (Vec::new(), Vec::new());
+    let mut asked = Some(link);
     for line in nodes.lines() {
         let words: Vec<&str> = line.split(' ').collect();
         let [_, at, flags, _, _, _, _, _, slots @ ..] = words.as_slice() else {
@@ -413,17 +444,28 @@ fn primaries(place: &Place, mut link: Link) -> Result<(Vec<Link>, Vec<Address>),
         };
         let flags: Vec<&str> = flags.split(',').collect();
         let at = at.split(['@', ',']).next().and_then(address);
-        let (Some(at), false) = (at, flags.contains(&"fail")) else {
+        let Some(at) = at else {
             continue;
         };
+        let has_failed = flags.contains(&"fail");
         if flags.contains(&"slave") {
-            replicas.push(at);
-        } else if !slots.is_empty() {
-            // Without slots it decides nothing.
-            primaries.push(place.connect_to(&at)?);
+            found.replicas.extend(Some(at).filter(|_| !has_failed));
+        } else if slots.is_empty() {
+            // It decides nothing.
+        } else if has_failed {
+            let why = "the cluster says that it has failed, and nobody serves its slots";
+            found.failed.push((at, why.to_owned()));
+        } else {
+            // A node that has never met another does not know its own host. It was asked by a connection, which leads to it.
+            let own = asked.take_if(|_| flags.contains(&"myself"));
+            match own.map_or_else(|| place.connect_to(&at), Ok) {
+                Ok(link) => found.primaries.push(link),
+                Err(failure) if failure.is_final => return Err(failure),
+                Err(failure) => found.failed.push((at, failure.to_string())),
+            }
         }
     }
-    Ok((primaries, replicas))
+    Ok(found)
 }
 
 /// A primary and its replicas. `seen`: the processes that were looked at.
@@ -511,6 +553,11 @@ fn confirmations(primary: &mut Node, first: Alike, report: &mut Report) {
             let good = format!("{} {} connected, as dlock.replicas says", replicas(count), are(count));
             report.want(wanted == count, &good, &bad);
         }
+    }
+    if quarantine_ms > 0 && first.max_lease_ms >= Some(quarantine_ms) {
+        report.note(
+            "a lease can be as long as dlock.quarantine-ms, and nothing is left for clocks: set dlock.max-lease-ms to the longest lease in use",
+        );
     }
     if wanted > 0 {
         let (needed, counting) = (
@@ -620,6 +667,7 @@ fn node(node: &mut Node, report: &mut Report) -> Alike {
     let alike = Alike {
         replicas: node.amount("dlock.replicas"),
         quarantine_ms: node.amount("dlock.quarantine-ms"),
+        max_lease_ms: node.amount("dlock.max-lease-ms"),
         version: node.version,
     };
     if !node.has_module() {

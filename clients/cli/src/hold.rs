@@ -6,6 +6,7 @@
 
 use crate::out::tell;
 use crate::server::{field, items, now_ms, number, text, texts, Failure, Link, Place, BOUND};
+use crate::silent::Silent;
 use redis::{cmd, Cmd, Value};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Mutex, PoisonError};
@@ -59,8 +60,8 @@ pub(crate) struct Hold {
 
 /// What has come of a request.
 pub(crate) enum Taken {
-    /// The lock is held, by this connection.
-    Had(Link, Hold),
+    /// The lock is held, by this connection. On the others a request is unanswered.
+    Had(Box<Link>, Silent, Hold),
     /// Another owner holds it: these owners, if this user may see them.
     Refused(Option<String>),
 }
@@ -141,6 +142,7 @@ impl Wish {
             _ => place.clone(),
         };
         let mut link: Option<Link> = None;
+        let mut silent = Silent::default();
         let mut failed: Option<Failure> = None;
         let mut waiting = Waiting {
             said_ms: None,
@@ -162,11 +164,12 @@ impl Wish {
                 }
                 left => Some(left.unwrap_or(longest).min(longest)),
             };
-            let why = match self.try_once(&bounded, queueing, &mut link, slice) {
+            let why = match self.try_once(&bounded, queueing, &mut link, &mut silent, slice) {
                 Ok(Some(hold)) => {
                     if let Some(mut link) = link {
                         link.until_ms = None;
-                        return Ok(Taken::Had(link, hold));
+                        silent.unbound();
+                        return Ok(Taken::Had(Box::new(link), silent, hold));
                     }
                     Failure::passing("the connection was not kept")
                 }
@@ -176,6 +179,7 @@ impl Wish {
                 }
                 Ok(None) => {
                     longest = SLICE;
+                    silent.close_answered();
                     waiting.explain(&self.lock, link.as_mut());
                     continue;
                 }
@@ -188,7 +192,9 @@ impl Wish {
                 }
                 Err(failure) => failure,
             };
-            link = None;
+            if let Some(open) = link.take().filter(|open| open.is_silent) {
+                silent.keep(open);
+            }
             waiting.say(&self.lock, &why.to_string());
             failed = Some(why);
             thread::sleep(PAUSE.min(left().unwrap_or(PAUSE)));
@@ -200,11 +206,12 @@ impl Wish {
         place: &Place,
         queueing: &Queueing,
         link: &mut Option<Link>,
+        silent: &mut Silent,
         slice: Option<Duration>,
     ) -> Result<Option<Hold>, Failure> {
         let open = match link {
             Some(open) => open,
-            None => link.insert(place.connect()?),
+            None => link.insert(silent.next(place)?.0),
         };
         queueing.asked.store(true, SeqCst);
         let sent = now_ms();
@@ -247,11 +254,12 @@ impl Wish {
     }
 
     /// Keeps the hold, and reports its news, until it is lost. To be run in a thread of its own, for as long as the process lives.
-    /// `left`: whether the hold is left to its lease, and no longer to be tied.
+    /// `link` and `silent`: see [`Taken::Had`]. `left`: whether the hold is left to its lease, and no longer to be tied.
     pub(crate) fn keep(
         &self,
         place: &Place,
         link: Link,
+        mut silent: Silent,
         (token, until_ms): (u64, u64),
         left: &Mutex<bool>,
         tell: impl Fn(News),
@@ -259,6 +267,7 @@ impl Wish {
         let pause = Duration::from_millis((self.lease_ms / 3).max(50)).min(SIGN_OF_LIFE);
         let (mut link, mut until) = (Some(link), until_ms);
         loop {
+            let was_linked = link.is_some();
             let watched = link.as_mut().map_or(Ok(()), |open| open.watch(pause));
             let heard = {
                 let left = left.lock().unwrap_or_else(PoisonError::into_inner);
@@ -271,25 +280,25 @@ impl Wish {
                 }
                 match &mut link {
                     Some(open) => watched.and_then(|()| self.sign_of_life(open, token)),
-                    None => self.find_again(place, token).map(|(found, until)| {
-                        link = Some(found);
-                        News::Until(until)
-                    }),
+                    None => self.find_again(place, token, &mut link, &mut silent),
                 }
             };
             let heard = match heard {
                 Ok(heard) => heard,
                 Err(failure) if failure.code == "NOTHELD" => News::Lost(failure.to_string()),
-                // The server that has ended the connection has ended an ephemeral hold with it, and does not let anybody look.
-                Err(failure) if self.ephemeral && failure.is_refusal => {
+                // The server that has ended all connections has ended an ephemeral hold with them, and does not let anybody look.
+                Err(failure) if self.ephemeral && failure.is_refusal && silent.is_empty() => {
                     News::Lost(failure.to_string())
                 }
                 Err(failure) if now_ms() >= until => News::Lost(failure.to_string()),
-                // The server answers, and cannot renew it now. It still holds it for this connection.
+                // The server answers, and cannot renew it now. It may hold it for this connection.
                 Err(failure) if link.is_some() && failure.is_of_the_moment() => continue,
                 Err(_) => {
+                    if let Some(open) = link.take() {
+                        silent.keep(open);
+                    }
                     // It is looked for at once, then now and then.
-                    if link.take().is_none() {
+                    if !was_linked {
                         thread::sleep(PAUSE);
                     }
                     continue;
@@ -312,13 +321,27 @@ impl Wish {
         Ok(News::Until(self.believed(token, sent, left).until_ms))
     }
 
-    /// Ties the hold to a new connection.
-    fn find_again(&self, place: &Place, token: u64) -> Result<(Link, u64), Failure> {
-        let mut link = place.connect()?;
+    /// Ties the hold to another connection. `link` becomes the one that the hold is tied to, or may be.
+    fn find_again(
+        &self,
+        place: &Place,
+        token: u64,
+        link: &mut Option<Link>,
+        silent: &mut Silent,
+    ) -> Result<News, Failure> {
+        let (mut found, is_new) = silent.next(place)?;
         let sent = now_ms();
-        let answer = link.ask_routed(place, &self.renewal(token), BOUND)?;
-        let left = number(&answer).unwrap_or(0);
-        Ok((link, self.believed(token, sent, left).until_ms))
+        let answer = found.ask_routed(place, &self.renewal(token), BOUND);
+        if answer.is_ok() {
+            silent.close_answered();
+        }
+        // On a new one a refused renewal has tied nothing. One with NOACK may have been done all the same.
+        let may_tie = |failure: &Failure| found.is_silent || failure.code == "NOACK";
+        if !is_new || answer.as_ref().err().is_none_or(may_tie) {
+            *link = Some(found);
+        }
+        let left = number(&answer?).unwrap_or(0);
+        Ok(News::Until(self.believed(token, sent, left).until_ms))
     }
 
     /// Gives the hold back, on a connection of its own: that of the keeper may be silent.

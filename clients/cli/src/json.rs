@@ -1,13 +1,26 @@
 //! `--json`: replies of the server as they are, by the names that the server gives to their fields.
 
-use crate::out::line;
+use crate::out::{line, moves};
 use crate::server::{items, text};
 use redis::Value as Reply;
 use serde_json::{Map, Value};
 
 /// Prints a document in one line.
 pub(crate) fn print(document: &Value) {
-    line(format_args!("{document}"));
+    line(format_args!("{}", written(document)));
+}
+
+/// Returns a document in one line, in which letters that a terminal would obey are escaped in JSON's way.
+pub(crate) fn written(document: &Value) -> String {
+    let mut written = String::new();
+    for letter in document.to_string().chars() {
+        if moves(letter) {
+            written += &format!("\\u{:04x}", letter as u32);
+        } else {
+            written.push(letter);
+        }
+    }
+    written
 }
 
 /// A number, a text or a null of a reply.

@@ -35,6 +35,7 @@ mod run;
 mod server;
 mod show;
 mod signals;
+mod silent;
 mod terminal;
 mod top;
 
@@ -226,12 +227,15 @@ fn main() -> ExitCode {
 
 /// Returns the exit code.
 fn perform(options: Options) -> Result<u8, Failure> {
+    // A program below another one has its options, but not its command line: a variable may name a server that the options replaced.
+    let asks = !matches!(options.what, What::Under(_) | What::Become { .. });
     // A variable that is empty, as in many files of settings, says nothing.
     let url = match options.url.as_str() {
-        "" => HERE,
-        url => url,
+        url if asks && !url.is_empty() => url,
+        _ => HERE,
     };
-    let named = options.sentinel.iter().filter(|name| !name.is_empty());
+    let named = options.sentinel.iter();
+    let named = named.filter(|name| asks && !name.is_empty());
     let place = match Place::new(
         url,
         &options.tls,

@@ -23,14 +23,19 @@ pub(crate) use {say, tell};
 pub(crate) fn plain(line: &str) -> String {
     let mut plain = String::with_capacity(line.len());
     for letter in line.chars() {
-        let turns = matches!(letter, '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        if letter.is_control() || turns {
+        if moves(letter) {
             let _ = write!(plain, "{}", letter.escape_default());
         } else {
             plain.push(letter);
         }
     }
     plain
+}
+
+/// Returns true if a letter would move the cursor, or turn the order of the letters.
+pub(crate) fn moves(letter: char) -> bool {
+    let turns = matches!(letter, '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    letter.is_control() || turns
 }
 
 pub(crate) fn line(words: Arguments<'_>) {

@@ -165,8 +165,8 @@ pub(crate) fn run(place: &Place, options: &Options) -> Result<u8, Failure> {
     let heeded = heeded.map_err(|error| Failure::new(format!("signals: {error}")))?;
     let taken = wish.take(place, &queueing, wait, options.quiet);
     queueing.done();
-    let (link, hold) = match taken? {
-        Taken::Had(link, hold) => (link, hold),
+    let (link, silent, hold) = match taken? {
+        Taken::Had(link, silent, hold) => (link, silent, hold),
         Taken::Refused(holder) => {
             if !options.quiet {
                 let by = holder.map_or(String::new(), |owner| format!(" by {owner}"));
@@ -194,7 +194,8 @@ pub(crate) fn run(place: &Place, options: &Options) -> Result<u8, Failure> {
     let left = Arc::new(Mutex::new(false));
     let (keeper, at, is_left) = (wish.clone(), place.clone(), left.clone());
     thread::spawn(move || {
-        keeper.keep(&at, link, (hold.token, hold.until_ms), &is_left, |news| {
+        let granted = (hold.token, hold.until_ms);
+        keeper.keep(&at, *link, silent, granted, &is_left, |news| {
             drop(happens.send(Event::News(news)));
         });
     });

@@ -464,6 +464,8 @@ pub(crate) struct Link {
     pub until_ms: Option<u64>,
     /// Each request has to say that it knows of the slot's way here.
     says_asking: bool,
+    /// The last request was not answered within its bound. The server may do it later.
+    pub is_silent: bool,
 }
 
 /// How long something may take that has to be done by then.
@@ -491,15 +493,24 @@ impl Link {
             bound,
             until_ms,
             says_asking: false,
+            is_silent: false,
         })
     }
 
     /// Sends it, and returns the reply.
     ///
     /// # Errors
-    /// The server's, or there is no reply within [`BOUND`]: then this connection is no longer usable.
+    /// The server's, or there is no reply within [`BOUND`]. A later request may be answered all the same.
     pub(crate) fn ask(&mut self, command: &Cmd) -> Result<Value, Failure> {
         self.ask_for(command, self.bound)
+    }
+
+    /// Returns false if the connection has ended. Waits for an answer for that time at most.
+    pub(crate) fn is_there(&mut self, time: Duration) -> bool {
+        match self.ask_for(&redis::cmd("PING"), time) {
+            Err(failure) if failure.code.is_empty() => self.is_silent,
+            _ => true,
+        }
     }
 
     /// Waits for that time while nothing is asked, or until this process was stopped and continues. Returns at once when the
@@ -525,6 +536,7 @@ impl Link {
     /// The same.
     pub(crate) fn ask_for(&mut self, command: &Cmd, bound: Duration) -> Result<Value, Failure> {
         let time = within(bound, self.until_ms);
+        self.is_silent = false;
         self.connection.set_read_timeout(Some(time))?;
         for _ in 0..std::mem::take(&mut self.watches) {
             let ping = redis::cmd("PING").get_packed_command();
@@ -536,6 +548,7 @@ impl Link {
                 if let Err(error) =
                     redis::ConnectionLike::req_command(&mut self.connection, &asking)
                 {
+                    self.is_silent = is_silence(&error);
                     return Err(Failure::at(&self.at, error, time));
                 }
             }
@@ -543,7 +556,10 @@ impl Link {
                 // This process was stopped and continues: nothing is wrong with the connection, but the library will throw
                 // the reply away. So this sends the request again; each request here may be sent twice.
                 Err(error) if is_interrupted(&error) => self.has_repeated = true,
-                Err(error) if is_silence(&error) => return Err(Failure::at(&self.at, error, time)),
+                Err(error) if is_silence(&error) => {
+                    self.is_silent = true;
+                    return Err(Failure::at(&self.at, error, time));
+                }
                 Err(error) => return Err(self.refused(error)),
                 Ok(Value::ServerError(error)) => return Err(self.refused(RedisError::from(error))),
                 Ok(value) => return Ok(value),

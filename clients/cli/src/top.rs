@@ -78,7 +78,7 @@ fn show(
         let lines = open.and_then(|open| {
             let seen = Seen::read(open)?;
             Ok(match as_json {
-                true => vec![seen.document().to_string()],
+                true => vec![json::written(&seen.document())],
                 false => seen.frame(open, &mut before, last.elapsed()),
             })
         });

@@ -2,14 +2,23 @@
 
 use super::*;
 use dlock_harness::redis::cmd;
-use dlock_harness::{Sentinel, ServerBuilder, Version, Watch, PRIMARY};
+use dlock_harness::{cluster, Sentinel, ServerBuilder, Version, Watch, PRIMARY};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// A server of a group with two replicas, in the recommended setting.
 fn member() -> ServerBuilder {
-    let words = ["replicas", "2", "quarantine-ms", "500"];
+    let words = [
+        "replicas",
+        "2",
+        "quarantine-ms",
+        "500",
+        "max-lease-ms",
+        "400",
+        "default-lease-ms",
+        "400",
+    ];
     let builder = words.iter().fold(Server::builder(), |builder, word| {
         builder.module_argument(word)
     });
@@ -69,6 +78,12 @@ fn check_reads_a_group() {
             "it differs from the primary: dlock.quarantine-ms is 700 here and 500 there",
         ),
         (
+            &two,
+            "CONFIG SET dlock.max-lease-ms 300",
+            "CONFIG SET dlock.max-lease-ms 400",
+            "it differs from the primary: dlock.max-lease-ms is 300 here and 400 there",
+        ),
+        (
             &one,
             "CONFIG SET maxmemory-policy allkeys-lru",
             "CONFIG SET maxmemory-policy noeviction",
@@ -92,6 +107,22 @@ fn check_reads_a_group() {
         );
         connection.run(again);
     }
+    let longest = |ms: u64| {
+        for server in [&primary, &one, &two] {
+            let line = format!("CONFIG SET dlock.max-lease-ms {ms}");
+            server.connection().run(&line);
+        }
+    };
+    longest(500);
+    let (_, said, _) = checked(&["check"]);
+    let notes = complaints("note", &said);
+    assert!(
+        notes
+            .iter()
+            .any(|note| note.starts_with("a lease can be as long as")),
+        "{said}"
+    );
+    longest(400);
     let sentinel = Sentinel::start(&Watch {
         port: primary.port(),
         quorum: 1,
@@ -602,4 +633,50 @@ fn check_finds_replicas_behind_replicas() {
             .iter()
             .any(|bad| bad.starts_with(&chained))
     });
+}
+
+/// It has never met another node, and does not know its own host.
+#[test]
+fn check_reads_a_cluster_of_one_node() {
+    let node = member().cluster().start();
+    node.serve_all_slots();
+    let nodes: String = node.connection().ask("CLUSTER NODES");
+    assert!(nodes.contains(" :"), "{nodes}");
+    let (code, said, error) = output(&node, &["check"]);
+    assert_eq!((code, error.as_str()), (1, ""), "{said}");
+    let primary = format!("127.0.0.1:{} (primary, dlock ", node.port());
+    assert!(said.starts_with(&primary), "{said}");
+    let (code, said, error) = output(&node, &["check", "--wait=0"]);
+    assert_eq!(code, 1, "{said} {error}");
+    assert!(said.contains("0 of 2 replicas count"), "{said}");
+}
+
+/// The slots of a primary that has failed are served by nobody until a replica takes over.
+#[test]
+fn check_reports_a_failed_primary_of_a_cluster() {
+    let node = || member().cluster().start();
+    let mut nodes = vec![node(), node(), node()];
+    cluster::divide_slots(&nodes);
+    cluster::join(&nodes, &[]);
+    let last = nodes.pop().expect("three");
+    let at = format!("127.0.0.1:{}", last.port());
+    for node in &nodes {
+        node.connection()
+            .run("CONFIG SET cluster-node-timeout 1000");
+    }
+    drop(last);
+    await_until("the others know it", PATIENCE, || {
+        let nodes: String = nodes[0].connection().ask("CLUSTER NODES");
+        nodes.contains("master,fail ")
+    });
+    let (code, said, _) = output(&nodes[0], &["check"]);
+    assert_eq!(code, 1, "{said}");
+    let failed = "BAD   the cluster says that it has failed, and nobody serves its slots";
+    assert!(
+        said.contains(&format!("{at} (primary)\n  {failed}")),
+        "{said}"
+    );
+    let (code, said, _) = output(&nodes[0], &["check", "--wait=1s"]);
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains(&format!("{at}: the cluster says")), "{said}");
 }

@@ -1,10 +1,11 @@
 //! `dlock run`: its exit codes, its waits, its hold.
 
 use super::*;
-use dlock_harness::{free_port, is_held, stat, Grant, Sentinel, Watch, PRIMARY};
+use dlock_harness::{free_port, is_held, stat, Grant, Sentinel, ServerBuilder, Watch, PRIMARY};
 use nix::sys::wait::{waitid, Id, WaitPidFlag, WaitStatus};
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -196,6 +197,171 @@ fn a_server_that_hangs_costs_the_lock_in_time() {
         began.elapsed()
     );
     server.thaw();
+}
+
+/// The server stalls for longer than the runner waits for an answer, and not for as long as the lease: it still has the hold.
+#[test]
+fn a_server_that_stalls_costs_no_lock() {
+    let server = Server::start();
+    let (run, _) = running(&server, &["run", "-l", "60s", "job"], "sleep 8");
+    server.freeze();
+    std::thread::sleep(Duration::from_millis(4_500));
+    server.thaw();
+    let (code, _, error) = run.end();
+    assert_eq!(code, 0, "{error}");
+}
+
+/// The server answers no write for long. The runner looks for its hold by other connections, and by fewer and fewer new ones.
+#[test]
+fn a_server_that_only_reads_has_few_connections_of_a_run() {
+    let server = Server::start();
+    let (run, _) = running(&server, &["run", "-l", "120s", "job"], "sleep 45");
+    let mut connection = server.connection();
+    connection.run("CLIENT PAUSE 40000 WRITE");
+    thread::sleep(Duration::from_secs(38));
+    let clients: String = connection.ask("CLIENT LIST");
+    assert!(clients.lines().count() <= 8, "{clients}");
+    let (code, _, error) = run.end();
+    assert_eq!(code, 0, "{error}");
+}
+
+/// A run by this port. Its command works by now, and ends when the key `go` is set.
+fn awaits_go(server: &Server, user: &str, port: u16, lease: &str) -> Running {
+    let script = format!(
+        "redis-cli -p {0} SET ready 1; until redis-cli -p {0} GET go | grep -q 1; do sleep 0.05; done",
+        server.port()
+    );
+    let url = format!("redis://{user}127.0.0.1:{port}");
+    let words = ["run", "-l", lease, "job", "--", "sh", "-c", &script];
+    let run = Running::spawn(dlock_at(&url, &words));
+    let mut connection = server.connection();
+    await_until("the command runs", PATIENCE, || {
+        connection.ask::<Option<u8>>("GET ready").is_some()
+    });
+    run
+}
+
+/// The network delivers requests when another connection has the hold. A late one ties the hold to its own connection, whose end would
+/// end the hold.
+fn late_requests_cost_no_lock(word: &'static str, connections: usize) {
+    let server = Server::start();
+    let is_cut = Arc::new(AtomicBool::new(word == "DLOCK.FAIRACQUIRE"));
+    let (late, renewed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (cut, arrived, renewing) = (is_cut.clone(), late.clone(), renewed.clone());
+    let port = stand_in(&server, move |number, request| {
+        if number >= connections {
+            let count = request.matches("DLOCK.RENEW").count();
+            renewing.fetch_add(count, SeqCst);
+        } else if request.contains(word) && cut.load(SeqCst) {
+            while cut.load(SeqCst) {
+                thread::sleep(Duration::from_millis(1));
+            }
+            arrived.fetch_add(1, SeqCst);
+        }
+        None
+    });
+    let run = awaits_go(&server, "", port, "60s");
+    is_cut.store(true, SeqCst);
+    await_until("another connection has the hold", PATIENCE, || {
+        renewed.load(SeqCst) > 1
+    });
+    is_cut.store(false, SeqCst);
+    await_until("the requests have arrived", PATIENCE, || {
+        late.load(SeqCst) == connections
+    });
+    // The next heartbeat has tied it again. The server ends the connections on which nothing more comes.
+    server.connection().run("CONFIG SET timeout 1");
+    thread::sleep(Duration::from_secs(3));
+    server.connection().run("SET go 1");
+    let (code, _, error) = run.end();
+    assert_eq!(code, 0, "{error}");
+}
+
+#[test]
+fn a_late_request_for_the_lock_costs_no_lock() {
+    late_requests_cost_no_lock("DLOCK.FAIRACQUIRE", 1);
+}
+
+/// That of the first connection, and that of the one on which the hold was looked for.
+#[test]
+fn late_renewals_cost_no_lock() {
+    late_requests_cost_no_lock("DLOCK.RENEW", 2);
+}
+
+/// A renewal that finds the hold again is not confirmed in time. It may tie the hold to its connection all the same.
+#[test]
+fn an_unconfirmed_renewal_costs_no_lock() {
+    let member = || {
+        let words = ["replicas", "1", "quarantine-ms", "1000"];
+        let with = |builder: ServerBuilder, word: &&str| builder.module_argument(word);
+        words.iter().fold(Server::builder(), with).start()
+    };
+    let (server, replica) = (member(), member());
+    replica.replica_of(&server);
+    replica.wait_in_sync(&server);
+    await_until("it grants", PATIENCE, || {
+        stat(&server, "replicas_counting") == 1 && stat(&server, "closed") == 0
+    });
+    // Leases may be as long from now on.
+    server
+        .connection()
+        .run("CONFIG SET dlock.quarantine-ms 600000");
+    let is_cut = Arc::new(AtomicBool::new(false));
+    let renewed = Arc::new(AtomicUsize::new(0));
+    let (cut, renewing) = (is_cut.clone(), renewed.clone());
+    let port = stand_in(&server, move |number, request| {
+        let is_renewal = request.contains("DLOCK.RENEW");
+        while number == 0 && is_renewal && cut.load(SeqCst) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        if number > 0 && is_renewal {
+            renewing.fetch_add(1, SeqCst);
+        }
+        None
+    });
+    let run = awaits_go(&server, "", port, "60s");
+    is_cut.store(true, SeqCst);
+    replica.freeze();
+    await_until("a renewal is refused", PATIENCE, || {
+        renewed.load(SeqCst) > 1
+    });
+    replica.thaw();
+    thread::sleep(Duration::from_secs(1));
+    server.connection().run("SET go 1");
+    let (code, _, error) = run.end();
+    assert_eq!(code, 0, "{error}");
+    is_cut.store(false, SeqCst);
+}
+
+/// After a stall the server has no room for another client, and still has the hold. (The answer to a password loses its words.)
+#[test]
+fn a_full_server_costs_no_lock() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    connection.run("ACL SETUSER cron on >secret ~* +@all");
+    let (is_cut, is_full) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicBool::new(false)),
+    );
+    let (cut, full) = (is_cut.clone(), is_full.clone());
+    let port = stand_in(&server, move |number, request| {
+        while number == 0 && request.contains("DLOCK.RENEW") && cut.load(SeqCst) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        (number > 0 && request.is_empty()).then(|| {
+            full.store(true, SeqCst);
+            "-ERR max number of clients reached\r\n".to_owned()
+        })
+    });
+    let run = awaits_go(&server, "cron:secret@", port, "8s");
+    is_cut.store(true, SeqCst);
+    await_until("a connection is refused", PATIENCE, || is_full.load(SeqCst));
+    is_cut.store(false, SeqCst);
+    // A lease.
+    thread::sleep(Duration::from_secs(8));
+    connection.run("SET go 1");
+    let (code, _, error) = run.end();
+    assert_eq!(code, 0, "{error}");
 }
 
 /// A connection that is cut: with --no-ephemeral the hold continues on another one, under its token.
@@ -396,10 +562,26 @@ fn bytes_of_others_are_escaped() {
         assert!(text.contains(shown), "{text}");
         assert!(text.contains(r"job\u{1b}]0;x\u{7}"), "{text}");
     }
+    for words in [&["ls", "--json"][..], &["who", "job\x1b]0;x\x07", "--json"]] {
+        let (_, document, _) = output(&server, words);
+        assert!(document.contains(r"\u202e"), "{document}");
+        let read = serde_json::from_str::<serde_json::Value>(&document);
+        assert!(read.is_ok(), "{document}");
+    }
     for text in [who, ls, top, run] {
         let is_bad = |letter: char| letter.is_control() && letter != '\n';
         assert!(!text.contains(is_bad), "{text:?}");
     }
+}
+
+/// The option replaces the variable, for the processes below as well.
+#[test]
+fn a_variable_that_an_option_replaces_does_not_matter() {
+    let server = Server::start();
+    let mut run = dlock(&server, &["run", "job", "--", "true"]);
+    run.env("DLOCK_URL", "redis://app:se/cret@host");
+    let (code, _, error) = said(run.output().expect("an end"));
+    assert_eq!(code, 0, "{error}");
 }
 
 /// A password with characters that a URL gives a meaning to: what is wrong is said, and the password is not.
@@ -873,13 +1055,13 @@ fn a_hold_ends_before_it_is_given_back() {
 #[test]
 fn a_slot_that_is_on_its_way() {
     let server = Server::start();
-    let is_asked = std::sync::atomic::AtomicBool::new(false);
+    let is_asked = AtomicBool::new(false);
     let target = stand_in(&server, move |_, request| {
         if request.contains("ASKING") {
-            is_asked.store(true, std::sync::atomic::Ordering::SeqCst);
+            is_asked.store(true, SeqCst);
             return Some("+OK\r\n".to_owned());
         }
-        let is_asked = is_asked.swap(false, std::sync::atomic::Ordering::SeqCst);
+        let is_asked = is_asked.swap(false, SeqCst);
         (request.contains("DLOCK.") && !is_asked).then(|| "-MOVED 1 127.0.0.1:1\r\n".to_owned())
     });
     let source = stand_in(&server, move |_, request| {
