@@ -41,8 +41,8 @@ plant cases 'wrong_password no_right_to_the_command no_module two_that_wait_for_
     'pub\(crate\) fn is_retryable\(&self\) -> bool \{' \
     'pub(crate) fn is_retryable(&self) -> bool { if matches!(self, Error::Redis(_) | Error::Deadlock(_)) { return true; }'
 plant cases replaced session.rs '"cancelled" \| "replaced"' '"cancelled"'
-plant cases 'two_dead_links_of_five one_hung_node_of_three' session.rs 'let reply = link.call\(&needs.key, command, self.settings.reply_timeout\).await;' \
-    'static ONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(()); let one = ONE.lock().await; let reply = link.call(&needs.key, command, self.settings.reply_timeout).await; if reply.is_err() { sleep(self.settings.lease).await; } drop(one);'
+plant cases 'two_dead_links_of_five one_hung_node_of_three' session.rs 'let reply = link.call_within\(&needs.key, command, within, true\).await;' \
+    'static ONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(()); let one = ONE.lock().await; let reply = link.call_within(&needs.key, command, within, true).await; if reply.is_err() { sleep(self.settings.lease).await; } drop(one);'
 plant cases two_thousand_holds_at_200_ms session.rs 'if held.end < sent \+ held.lease / 2 \{' 'if !held.end.is_zero() {'
 plant cases 'forced deleted expired cut_and_kept' session.rs 'is_missing\(&session.task\)\)' 'is_missing(&session.task) && self.settings.lease.is_zero())'
 plant cases a_short_hold_beside_a_long_one session.rs 'if held.end < sent \+ held.lease / 2 \{' 'if held.end.is_zero() {'
@@ -97,6 +97,19 @@ plant cases a_refused_session_is_the_reason session.rs 'if asked.is_vote\(\) \|\
 
 plant faults a_grant_that_is_read_late take.rs 'sent.saturating_add\(asked.terms.lease\)' 'now().max(sent).saturating_add(asked.terms.lease)'
 plant faults a_guarded_command_is_sent_once library.rs 'builder\(\).retries\(0\)' 'builder().retries(9)'
+plant faults a_release_that_is_given_up errand.rs 'errand.tries \+= 1;' '' errand.rs 'let result = reply' 'errand.tries += 1; let result = reply'
+plant faults a_release_that_is_given_up errand.rs ' \|\| matches!\(kind, Kind::Leave\(_\)\)' ''
+plant faults a_release_does_not_wait errand.rs 'within / 3' 'within'
+plant faults a_late_row session.rs 'if self.leave_again\(&hold, owner\)' 'if self.closed'
+plant faults a_late_command hold.rs 'self.errand\(Kind::Leave\(time\), .*?\);' 'let _ = owner;'
+plant faults a_late_renewal errand.rs 'self.leave_again\(hold, &errand.owner\);' ''
+plant faults a_late_command hold.rs 'left.end.saturating_sub\(now\)' 'left.end.max(now)'
+plant faults one_lost_answer session.rs 'let within = LEAST.max\(needs.shortest / 2\).min\(self.settings.reply_timeout\)' 'let within = self.settings.reply_timeout.max(LEAST)'
+plant faults one_lost_answer session.rs 'if !was_silent \{' 'if was_silent || !was_silent {'
+plant faults one_lost_answer session.rs 'within, true\)' 'within, false)'
+plant faults a_campaign_after_a_pause election.rs 'let _ = self.resign\(\).await;' ''
+plant faults late_refusals library.rs 'generation.compare_exchange\(generation, generation \+ 1, Ordering::Relaxed, Ordering::Relaxed\)' \
+    'generation.fetch_add(1, Ordering::Relaxed)'
 plant faults a_wait_that_is_given_up take.rs 'if self.may_be_there \{' 'if self.terms.keys.is_empty() {'
 plant faults what_is_still_held_after_a_pause session.rs 'self.grace = now \+ self.settings.reply_timeout;' ''
 plant faults a_hold_that_is_dropped_outside session.rs '.or_else\(\|\| state.runtime.clone\(\)\)' ''

@@ -47,6 +47,7 @@ case ${1:-} in
     inside newest cargo build --quiet "${cluster[@]}" --tests --example process
     inside newest cargo build --quiet "${servers[@]}"
     inside oldest cargo build --quiet --test documented
+    inside oldest cargo build --quiet "${cluster[@]}" --test faults
     inside oldest cargo build --quiet "${servers[@]}"
     ./programs.sh "$DLOCK_CLIENT_TARGET/programs" "$crate"
     exit
@@ -63,6 +64,8 @@ fi
 inside newest cargo test --quiet "${cluster[@]}" --tests
 inside newest cargo test --quiet "${servers[@]}"
 inside oldest cargo test --quiet --test documented
+# Newer versions seldom send a command again to the same node.
+inside oldest cargo test --quiet "${cluster[@]}" --test faults -- a_release_whose_reply_is_lost
 ./programs.sh "$DLOCK_CLIENT_TARGET/programs" "$crate" "$DLOCK_SINGLE" >"$DLOCK_CLIENT_SEEN/programs"
 if [ -n "${DLOCK_PLANTED:-}" ]; then
     project planted "$newest"

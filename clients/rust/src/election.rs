@@ -56,6 +56,10 @@ impl Election {
         hold.clone().filter(|hold| !hold.left().is_zero())
     }
 
+    fn take(&self) -> Option<Arc<Hold>> {
+        self.hold.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     /// Waits in the queue of candidates, and returns the term; `None` when the time is up. A leader gets its term at
     /// once.
     ///
@@ -65,6 +69,10 @@ impl Election {
         let _one = self.campaigning.lock().await;
         if let Some(term) = self.term() {
             return Ok(Some(term));
+        }
+        // After a pause the server may still have the last term: else this candidate would wait for itself.
+        if let Some(last) = self.take() {
+            last.expire();
         }
         // Of a new name each time: two candidates of one name are two.
         let request = self.locks.on(&self.key).actor(format!("{}#{}", self.me, unique()));
@@ -166,7 +174,7 @@ impl Election {
     /// # Errors
     /// As [`Hold::release`], except for a lock that was lost.
     pub async fn resign(&self) -> Result<()> {
-        let hold = self.hold.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let hold = self.take();
         self.resigned.notify_waiters();
         match hold {
             Some(hold) => match hold.give_back(None).await {
@@ -183,7 +191,7 @@ struct Term<'a>(&'a Election);
 
 impl Drop for Term<'_> {
     fn drop(&mut self) {
-        self.0.hold.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.0.take();
         self.0.resigned.notify_waiters();
     }
 }

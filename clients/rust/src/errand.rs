@@ -22,6 +22,11 @@ impl Errand {
         }
     }
 
+    /// Reports whether an earlier attempt, whose answer was lost, may have ended the hold as it should end.
+    fn may_have_ended(&self) -> bool {
+        self.tries > 1 && now() >= self.over_at
+    }
+
     fn command(&self, session: &str) -> Cmd {
         let of_hold = |name: &str, lease: Option<&Duration>| {
             let mut command = cmd(name);
@@ -66,14 +71,22 @@ impl Carried {
                 Some(end) if errand.tries > 0 => end.saturating_sub(sent),
                 _ => self.client.settings.reply_timeout,
             };
-            let reply = self.client.link.call(&errand.hold.key, command, within).await;
+            // A cluster's usual client sends it again after a connection that has ended: the second answer would tell of a loss.
+            let is_once = errand.kind == Kind::Release && errand.tries == 0 && self.client.library.is_cluster();
+            // Counted before it is sent: whoever waits for the answer may be dropped.
             errand.tries += 1;
+            let reply = if is_once && self.client.once.is_ready() {
+                // It may have been idle since a failover, and lead to a node that hangs: then the usual client has time left.
+                self.client.ask_once(&errand.hold.key, command, within / 3).await
+            } else {
+                self.client.link.call(&errand.hold.key, command, within).await
+            };
             let result = reply.as_ref().map(drop).map_err(Clone::clone);
             if self.client.with(|state| state.read_errand(errand, sent, reply)) {
-                let is_again = errand.kind == Kind::Release && errand.tries > 1;
+                let is_ended = errand.may_have_ended();
                 self.errand = None;
                 return match result {
-                    Err(Error::NotHeld(_)) if is_again => Ok(()), // an earlier one has released it
+                    Err(Error::NotHeld(_)) if is_ended => Ok(()),
                     result => result,
                 };
             }
@@ -116,7 +129,8 @@ impl State {
 
     pub(crate) fn new_errand(&self, kind: Kind, hold: HoldId, owner: Vec<u8>, lease: Duration) -> Errand {
         let until = if matches!(kind, Kind::Renew(_)) { NEVER } else { self.patience(lease) };
-        Errand { kind, hold, owner, until, tries: 0 }
+        let over_at = if let Kind::Leave(time) = kind { now().saturating_add(time) } else { Duration::ZERO };
+        Errand { kind, hold, owner, until, over_at, tries: 0 }
     }
 
     /// Sends it in the background. A lease is that of the hold or the request.
@@ -141,7 +155,7 @@ impl State {
     fn read_errand(&mut self, errand: &Errand, sent: Duration, reply: Result<Value>) -> bool {
         match (&errand.kind, reply) {
             (Kind::Renew(_), Ok(reply)) => match from_redis_value(reply) {
-                Ok(reply) => self.renewed(&errand.hold, sent, reply),
+                Ok(reply) => self.renewed(errand, sent, reply),
                 Err(_) => return false,
             },
             (Kind::Renew(_), Err(Error::NotHeld(text))) => self.lose(&errand.hold, &text),
@@ -153,9 +167,14 @@ impl State {
             }
             (_, Err(error)) if error.is_retryable() => return false,
             // The server had ended it before.
-            (_, Err(Error::NotHeld(text))) if errand.tries == 1 => self.lost(&errand.hold, &text),
+            (Kind::Release | Kind::Leave(_), Err(Error::NotHeld(text))) if !errand.may_have_ended() => {
+                self.lost(&errand.hold, &text);
+            }
             (Kind::Release | Kind::Leave(_), reply) => {
                 let refused = reply.is_err_and(|error| !matches!(error, Error::NotHeld(_)));
+                if let (Kind::Leave(time), false) = (&errand.kind, refused) {
+                    self.leave_taken(errand.hold.clone(), *time);
+                }
                 if let Some(held) = self.released(&errand.hold).filter(|_| refused) {
                     // It may not be done so.
                     let is_release = errand.kind == Kind::Release;
@@ -168,7 +187,15 @@ impl State {
                 if !session.is_some_and(|id| self.sessions.contains_key(&id)) =>
             {
                 let (hold, owner) = (errand.hold.clone(), errand.owner.clone());
-                self.errands.push(Errand { kind: Kind::LastWord, hold, owner, until: errand.until, tries: 0 });
+                let last = Errand {
+                    kind: Kind::LastWord,
+                    hold,
+                    owner,
+                    until: errand.until,
+                    over_at: Duration::ZERO,
+                    tries: 0,
+                };
+                self.errands.push(last);
             }
             (Kind::LastWord, Ok(reply)) => match from_redis_value(reply) {
                 Ok(answer) => self.read_last(sent, answer, &errand.hold.key),
@@ -179,12 +206,14 @@ impl State {
         true
     }
 
-    fn renewed(&mut self, hold: &HoldId, sent: Duration, (left, id): (u64, i64)) {
-        let Some(held) = self.held.get_mut(hold) else { return };
-        (held.is_renewed, held.trouble) = (false, None);
-        if !held.is_released {
+    fn renewed(&mut self, errand: &Errand, sent: Duration, (left, id): (u64, i64)) {
+        let hold = &errand.hold;
+        if let Some(held) = self.held.get_mut(hold).filter(|held| !held.is_released) {
+            (held.is_renewed, held.trouble) = (false, None);
             self.extend(hold, self.believed(sent, left));
             self.enter_session(hold, id);
+        } else {
+            self.leave_again(hold, &errand.owner);
         }
     }
 }

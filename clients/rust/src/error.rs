@@ -166,7 +166,7 @@ impl Error {
             _ => return false,
         };
         match error.code() {
-            Some("ERR") => error.detail().is_some_and(|text| text.starts_with("max number of clients reached")),
+            Some("ERR") => error.detail().is_some_and(|text| text.starts_with("max number of clients")),
             Some(code) => matches!(
                 code,
                 "UNBLOCKED"

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use crate::errand::Carried;
 use crate::error::{Error, Result};
 use crate::settings::{now, Event};
-use crate::state::{Client, Errand, Granted, Held, HoldId, Kind, State, SLICE};
+use crate::state::{Client, Errand, Granted, Held, HoldId, Kind, Left, State, SLICE};
 
 impl State {
     pub(crate) fn extend(&mut self, hold: &HoldId, end: Duration) {
@@ -84,6 +84,29 @@ impl State {
         Some(held)
     }
 
+    /// Notes that the hold stays taken for that time. Rows and answers of commands that were sent before may still come.
+    pub(crate) fn leave_taken(&mut self, hold: HoldId, time: Duration) {
+        let now = now();
+        while self.left.front().is_some_and(|left| left.known_until < now) {
+            self.left.pop_front();
+        }
+        let (known_until, end) = (now + 3 * self.settings.reply_timeout, now.saturating_add(time));
+        self.left.push_back(Left { hold, known_until, end });
+    }
+
+    /// Takes a hold that was left taken out of the session again, into which a late command may have brought it: the server would
+    /// renew it there for nobody. Reports whether it was left taken, and its time is not over.
+    pub(crate) fn leave_again(&mut self, hold: &HoldId, owner: &[u8]) -> bool {
+        let now = now();
+        // The newest of its entries has the end that the server has set last.
+        let left = self.left.iter().rev().find(|left| left.hold == *hold && left.known_until >= now);
+        let time = left.map_or(Duration::ZERO, |left| left.end.saturating_sub(now));
+        if !time.is_zero() {
+            self.errand(Kind::Leave(time), hold.clone(), owner.to_vec(), Duration::ZERO);
+        }
+        !time.is_zero()
+    }
+
     /// Reports a hold whose believed end has passed. The server may still keep the hold, so the client releases it.
     pub(crate) fn expire(&mut self, hold: &HoldId) {
         let Some(held) = self.held.get(hold) else { return };
@@ -107,6 +130,9 @@ impl State {
         let held = self.held.get_mut(hold).filter(|held| !held.is_released)?;
         (held.is_released, held.session) = (true, None);
         let (owner, lease) = (held.owner.clone(), held.lease);
+        if let Some(time) = after {
+            self.leave_taken(hold.clone(), time);
+        }
         Some(self.new_errand(after.map_or(Kind::Release, Kind::Leave), hold.clone(), owner, lease))
     }
 }
@@ -170,6 +196,11 @@ impl Hold {
         self.client.with(until).map_or(Duration::ZERO, |until| until.saturating_sub(now()))
     }
 
+    /// Reports it lost, since its believed end has passed. The client gives it back in the background.
+    pub(crate) fn expire(&self) {
+        self.client.with(|state| state.expire(&self.granted.hold));
+    }
+
     /// Runs a command only if the lock is still held under this token; the server checks and runs it in one step. The client sends
     /// it once; if the reply is lost, it may have run.
     ///
@@ -187,7 +218,7 @@ impl Hold {
         if command.args_iter().next().is_none() {
             return Err(Error::invalid("command", "must not be empty"));
         }
-        let result = self.client.ask_once(self.key(), guarded).await;
+        let result = self.client.ask_once(self.key(), guarded, self.client.settings.reply_timeout).await;
         if let Err(Error::Fenced(text)) = &result {
             self.client.with(|state| state.lose(&self.granted.hold, text));
         }

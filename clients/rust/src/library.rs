@@ -310,8 +310,21 @@ impl Link {
         Link { library: library.clone(), once, current: Arc::default() }
     }
 
-    /// Returns the reply of whoever serves the key. It takes as long as a reply may, or less.
+    /// Returns the reply of whoever serves the key. It takes as long as a reply may, or less: a caller's own time, which says nothing
+    /// of the server.
     pub(crate) async fn call(&self, key: &[u8], command: Cmd, within: Duration) -> Result<Value> {
+        let longest = self.library.reply_timeout;
+        self.call_within(key, command, within.min(longest), within >= longest).await
+    }
+
+    /// Returns the reply of whoever serves the key; `replaces`: a connection that is silent for so long is replaced.
+    pub(crate) async fn call_within(
+        &self,
+        key: &[u8],
+        command: Cmd,
+        within: Duration,
+        replaces: bool,
+    ) -> Result<Value> {
         #[cfg(feature = "sentinel")]
         self.library.look();
         let generation = self.library.generation.load(Ordering::Relaxed);
@@ -320,7 +333,7 @@ impl Link {
             let connection = opening.await.inspect_err(|_| self.replace(number))?;
             connection.ask(key, command).await
         };
-        match timeout(within.min(self.library.reply_timeout), asked).await {
+        match timeout(within, asked).await {
             Ok(Ok(reply)) => Ok(reply),
             Ok(Err(error)) if error.is_read_only() => {
                 self.library.reconnect_all(generation);
@@ -331,10 +344,10 @@ impl Link {
                 Err(error)
             }
             Ok(Err(error)) => Err(error),
-            // A caller's own time says nothing of the server.
-            Err(_) if within < self.library.reply_timeout => Err(Error::silent()),
             Err(_) => {
-                self.replace(number);
+                if replaces {
+                    self.replace(number);
+                }
                 Err(Error::silent())
             }
         }

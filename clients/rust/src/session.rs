@@ -20,6 +20,8 @@ const LINGER: Duration = Duration::from_secs(1);
 const STALL: Duration = Duration::from_millis(500);
 /// An answer to SESSION that comes this much before its time is not early: it was on its way.
 const EARLY: Duration = Duration::from_millis(10);
+/// The least time that a SESSION has.
+const LEAST: Duration = Duration::from_millis(500);
 
 impl Client {
     /// Begins the tasks that are missing, or whose runtime has ended. Returns the errands, and where to run them.
@@ -52,6 +54,7 @@ impl Client {
     async fn keep(self: Arc<Self>, id: i64) {
         let (own, mut may_block, mut is_warned) = (Link::new(&self.library, false), false, false);
         let (mut used, mut sent) = (now(), Duration::ZERO);
+        let (mut by_own, mut was_silent) = (false, false);
         loop {
             let Some(needs) = self.with(|state| state.needs(id)) else { return };
             let is_ready = own.is_ready();
@@ -69,14 +72,22 @@ impl Client {
             let mut command = cmd("DLOCK.SESSION");
             let ms = if is_last { 1 } else { millis(self.settings.hang_timeout) };
             command.arg(&needs.key).arg(&self.name).arg(ms).arg("SEEN").arg(id).arg(needs.seen);
-            let (mut link, mut block) = (&self.link, Duration::ZERO);
-            if may_block && is_ready && !is_last {
-                (link, block) = (&own, SLICE.min(needs.shortest / 3).min(self.settings.reply_timeout / 2));
+            // A link that was silent has another connection now, while the other link may be as silent.
+            if !was_silent {
+                by_own = is_ready;
+            }
+            let link = if by_own { &own } else { &self.link };
+            let (mut block, slack) = (Duration::ZERO, needs.shortest / 6);
+            if may_block && by_own && !is_last {
+                block = SLICE.min(slack).min(self.settings.reply_timeout / 2);
                 command.arg("BLOCK").arg(millis(block));
             }
-            let reply = link.call(&needs.key, command, self.settings.reply_timeout).await;
+            // One lost answer costs no hold.
+            let within = LEAST.max(needs.shortest / 2).min(self.settings.reply_timeout);
+            let reply = link.call_within(&needs.key, command, within, true).await;
             let answer = reply.and_then(|reply| Ok(from_redis_value::<Answer>(reply)?));
-            may_block = answer.is_ok() && !is_last;
+            was_silent = answer.is_err() && now() >= sent + within;
+            may_block = answer.is_ok() && !is_last && now() <= sent + block + slack;
             match answer {
                 Ok(answer) => {
                     is_warned = false;
@@ -267,9 +278,10 @@ impl State {
     fn read_row(&mut self, id: i64, word: &str, hold: HoldId, owner: &[u8], end: Duration) {
         let is_held = self.held.get(&hold).map(|held| !held.is_released);
         match (word, is_held) {
+            ("granted", None | Some(false)) if self.leave_again(&hold, owner) => {}
             ("granted", Some(false)) => {}
             ("granted", _) if self.granted(owner, hold.clone(), id, end) => {}
-            // A place that was left, or a command that came late.
+            // A place that was left, a command that came late, or a lock that was left taken until now.
             ("granted", _) => self.errand(Kind::Release, hold, owner.to_vec(), Duration::ZERO),
             ("timeout" | "cancelled" | "replaced" | "wrongtype" | "again", _) => {
                 if let Some(asked) = self.asked.get(owner) {

@@ -2,7 +2,7 @@
 //! What a client knows: its sessions, requests, holds and errands. The rules change it: takes, holds, errands and sessions, each in a file
 //! of its own.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -89,6 +89,15 @@ impl Held {
     }
 }
 
+/// A hold that stays taken without this client.
+pub(crate) struct Left {
+    pub(crate) hold: HoldId,
+    /// Until when a row or an answer about it may come.
+    pub(crate) known_until: Duration,
+    /// When it is to end.
+    pub(crate) end: Duration,
+}
+
 /// What a request has come to, for the program's [`Hold`].
 pub(crate) struct Granted {
     pub(crate) hold: HoldId,
@@ -162,6 +171,8 @@ pub(crate) struct Errand {
     pub(crate) hold: HoldId,
     pub(crate) owner: Vec<u8>,
     pub(crate) until: Duration,
+    /// From then on the hold is over as it should be.
+    pub(crate) over_at: Duration,
     pub(crate) tries: u32,
 }
 
@@ -195,6 +206,7 @@ pub(crate) struct State {
     /// The requests that are under way, by owner.
     pub(crate) asked: HashMap<Vec<u8>, Asked>,
     pub(crate) held: HashMap<HoldId, Held>,
+    pub(crate) left: VecDeque<Left>,
     pub(crate) errands: Vec<Errand>,
     pub(crate) events: Vec<Event>,
     /// The runtime of the last take, for a hold that is dropped outside of any.
@@ -270,12 +282,12 @@ impl Client {
     }
 
     /// Returns the reply to a command that is not sent again when its reply is lost. One that another server has refused was not run.
-    pub(crate) async fn ask_once(self: &Arc<Self>, key: &[u8], command: Cmd) -> Result<Value> {
+    pub(crate) async fn ask_once(self: &Arc<Self>, key: &[u8], command: Cmd, within: Duration) -> Result<Value> {
         self.check()?;
         let link = if self.library.is_cluster() { &self.once } else { &self.link };
-        let end = now() + self.settings.reply_timeout;
+        let end = now() + within;
         loop {
-            let reply = link.call(key, command.clone(), self.settings.reply_timeout).await;
+            let reply = link.call_within(key, command.clone(), within, true).await;
             match reply.as_ref().err().and_then(Error::code) {
                 Some("ASK") => return self.ask(key, command).await, // the crate's one retry follows it
                 Some("MOVED" | "READONLY") if now() + PAUSE < end => sleep(PAUSE / 5).await,

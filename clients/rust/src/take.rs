@@ -222,6 +222,9 @@ impl Take<'_> {
                 Some(row) = self.rows.recv() => match row {
                     Row::Granted(granted) => {
                         self.holds.push(Hold::new(client, granted));
+                        if client.library.is_cluster() {
+                            client.once.is_ready(); // or is made now: the release goes out by it
+                        }
                         if self.holds.len() == self.terms.keys.len() {
                             self.may_be_there = false;
                             return Ok(Attempt::Granted);

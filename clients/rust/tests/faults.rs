@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use dlock_redis::{Error, Hold, Locks, Observer, Request, Servers, Settings};
+use dlock_redis::{Election, Error, Hold, Locks, Observer, Request, Servers, Settings};
 use redis::cluster::ClusterClient;
 use redis::{cmd, Client, FromRedisValue, Value};
 use stage::{connect, control, int, until, Cluster, Pair, Server, Single, LONG, PATIENCE};
@@ -24,8 +24,17 @@ tests! {
     nothing_is_taken_at_the_close in Single;
     a_try_finds_the_primary in Pair;
     a_guarded_command_is_sent_once in Single;
+    a_release_whose_reply_is_lost_is_no_loss in Single;
+    a_lock_that_was_left_may_end_before_an_answer in Single;
+    a_release_that_is_given_up_is_no_loss in Single;
+    a_release_does_not_wait_for_a_former_primary in Single;
+    a_late_row_frees_nothing_that_stays_taken in Single;
+    a_late_command_keeps_nothing_that_stays_taken in Single;
+    a_late_renewal_keeps_nothing_that_stays_taken in Single;
+    one_lost_answer_costs_no_short_hold in Single;
     a_wait_that_is_given_up_at_a_silent_server_leaves_it in Single;
     what_is_still_held_after_a_pause_is_kept in Single;
+    a_campaign_after_a_pause_does_not_wait_for_itself in Single;
     one_token_at_two_nodes in Cluster;
     a_hold_over_a_slow_slot_move in Cluster;
     a_wait_outlives_the_runtime_that_connected in Single;
@@ -78,6 +87,8 @@ async fn await_lost(hold: &Hold) {
 const EAT: &str = "eat";
 /// The command is dropped, and the connection stays.
 const HUSH: &str = "hush";
+/// In an answer: what follows comes a moment later.
+const PAUSE: &str = "pause";
 
 /// A path to the server that gives some commands an answer of its own (an empty one ends the connection), and how many
 /// connections have come. It says that it is a cluster of one node.
@@ -128,7 +139,14 @@ async fn answer_for(
                             server.write_all(command.as_bytes()).await?;
                             return server.read(&mut said).await.map(drop);
                         }
-                        Some(answer) => client.write_all(answer.as_bytes()).await?,
+                        Some(answer) => {
+                            for part in answer.split_inclusive(PAUSE) {
+                                client.write_all(part.trim_end_matches(PAUSE).as_bytes()).await?;
+                                if part.ends_with(PAUSE) {
+                                    tokio::time::sleep(Duration::from_millis(10)).await;
+                                }
+                            }
+                        }
                     }
                 }
             }
@@ -138,6 +156,23 @@ async fn answer_for(
             }
         }
     }
+}
+
+/// A key, an owner and a token.
+type Row = (String, String, u64);
+
+/// An answer to that SESSION, with these rows.
+fn with_rows(command: &str, what: &str, rows: &[Row]) -> String {
+    let words: Vec<&str> = command.split("\r\n").filter(|word| !word.starts_with(['$', '*'])).collect();
+    let seen = words.iter().position(|word| *word == "SEEN").expect("each one says what it has seen");
+    let (id, mut last): (&str, u64) = (words[seen + 1], words[seen + 2].parse().expect("a number"));
+    let mut text = String::new();
+    for (key, owner, token) in rows {
+        last += 1;
+        let [what, key, owner] = [what, key, owner].map(|word| format!("${}\r\n{word}\r\n", word.len()));
+        text += &format!("*6\r\n:{last}\r\n{what}{key}{owner}:{token}\r\n:60000\r\n");
+    }
+    format!("*4\r\n:{id}\r\n:{last}\r\n:3000\r\n*{}\r\n{text}", rows.len())
 }
 
 /// It panics at each loss, and counts them.
@@ -349,6 +384,201 @@ mod scenes {
         }
     }
 
+    /// The library of a cluster would send it again, and the second answer says that it is not held.
+    pub async fn a_release_whose_reply_is_lost_is_no_loss(server: Server) {
+        let is_first = AtomicBool::new(true);
+        let eaten = move |command: &str| {
+            let is_eaten = command.contains("DLOCK.RELEASE") && is_first.swap(false, Ordering::SeqCst);
+            is_eaten.then(|| EAT.to_owned())
+        };
+        let (address, _) = answering(server.addresses(), eaten).await;
+        let cluster = Servers::cluster(|| ClusterClient::builder([format!("redis://{address}/")])).expect("an address");
+        let locks = Locks::with_settings(cluster, stage::settings().lease(LONG)).expect("good settings");
+        let hold = locks.on(&server.key).lock().await.expect("the lock");
+        tokio::time::sleep(stage::LEASE / 2).await; // it works
+        hold.release().await.expect("it was held");
+        server.await_gone().await;
+    }
+
+    /// The reply to the first RENEW is lost, and the lock has ended as it should when the second one is answered.
+    pub async fn a_lock_that_was_left_may_end_before_an_answer(server: Server) {
+        let is_first = AtomicBool::new(true);
+        let answer = move |command: &str| {
+            let is_eaten = command.contains("DLOCK.RENEW") && is_first.swap(false, Ordering::SeqCst);
+            is_eaten.then(|| EAT.to_owned())
+        };
+        let counts = Counts::default();
+        let (locks, _) = locks_by(&server, stage::settings().lease(LONG).observer(counts.clone()), answer).await;
+        let hold = locks.on(&server.key).lock().await.expect("the lock");
+        hold.release_after(Duration::from_millis(1)).await.expect("it was left");
+        assert_eq!(counts.seen(), [1, 1, 0]);
+    }
+
+    /// What its caller no longer waits for is sent again, and the second answer says that it is not held.
+    pub async fn a_release_that_is_given_up_is_no_loss(server: Server) {
+        let path = control(format!("path {}", server.addresses())).await;
+        let client = Client::open(format!("redis://{path}/")).expect("an address");
+        let counts = Counts::default();
+        let settings = stage::settings().lease(LONG).observer(counts.clone());
+        let locks = Locks::with_settings(client, settings).expect("good settings");
+        let hold = locks.on(&server.key).lock().await.expect("the lock");
+        control(format!("delay {path} 1000")).await;
+        assert!(tokio::time::timeout(Duration::from_millis(250), hold.release()).await.is_err());
+        until("its end is reported", || async { counts.seen() != [1, 0, 0] }).await;
+        assert_eq!(counts.seen(), [1, 1, 0]);
+        control(format!("delay {path} 0")).await;
+        // One that is to stay taken, and is not.
+        let hold = locks.on(&server.key).lock().await.expect("the lock");
+        let _: u64 = server.ask("DLOCK.FORCERELEASE KEY").await;
+        control(format!("delay {path} 1000")).await;
+        assert!(tokio::time::timeout(Duration::from_millis(250), hold.release_after(LONG)).await.is_err());
+        until("its end is reported", || async { counts.seen() != [2, 1, 0] }).await;
+        assert_eq!(counts.seen(), [2, 1, 1]);
+        control(format!("close {path}")).await;
+    }
+
+    /// It hangs, another node serves the locks, and the connection that sends once was idle meanwhile.
+    pub async fn a_release_does_not_wait_for_a_former_primary(server: Server) {
+        let (next, _) = answering(server.addresses(), |_| None).await;
+        let port = next.rsplit(':').next().expect("a port");
+        let map = format!("*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:{port}\r\n");
+        let hangs = Arc::new(AtomicBool::new(false));
+        let is_former = hangs.clone();
+        let answer = move |command: &str| {
+            let answer = if command.contains("SLOTS") { &map } else { HUSH };
+            let is_answered = command.contains("SLOTS") || command.contains("DLOCK");
+            (is_answered && is_former.load(Ordering::SeqCst)).then(|| answer.to_owned())
+        };
+        let (address, _) = answering(server.addresses(), answer).await;
+        let cluster = Servers::cluster(|| ClusterClient::builder([format!("redis://{address}/")])).expect("an address");
+        let locks = Locks::with_settings(cluster, stage::settings().lease(4 * LONG)).expect("good settings");
+        let hold = locks.on(&server.key).lock().await.expect("the lock");
+        // By the connection that sends once.
+        hold.guard(cmd("EXISTS").arg(&server.key)).await.expect("it is held");
+        hangs.store(true, Ordering::SeqCst);
+        let other = locks.on(format!("{}:other", server.key)).lock().await.expect("the lock");
+        hold.release().await.expect("it was held");
+        server.await_gone().await;
+        other.release().await.expect("it was held");
+    }
+
+    /// A SESSION that was answered before the lock was left to its time, and is read after that. The row of a stranger's lock comes with it.
+    pub async fn a_late_row_frees_nothing_that_stays_taken(server: Server) {
+        let late: Arc<std::sync::Mutex<Vec<Row>>> = Arc::default();
+        let rows = late.clone();
+        let answer = move |command: &str| {
+            let mut rows = rows.lock().expect("no panic");
+            (command.contains("SEEN") && !rows.is_empty())
+                .then(|| with_rows(command, "granted", &std::mem::take(&mut *rows)))
+        };
+        let (locks, _) = locks_by(&server, stage::settings(), answer).await;
+        let [kept, other] = ["kept", "other"].map(|name| format!("{}:{name}", server.key));
+        let kept = locks.on(kept).lock().await.expect("the lock");
+        let hold = locks.on(&server.key).lock().await.expect("the lock");
+        let (owner, token) = (String::from_utf8(hold.owner().to_vec()).expect("a text"), hold.token());
+        hold.release_after(4 * PATIENCE).await.expect("it was held");
+        let stranger: Vec<u64> = server.ask_at(&other, "DLOCK.ACQUIRE KEY stranger 600000").await;
+        late.lock()
+            .expect("no panic")
+            .extend([(server.key.clone(), owner.clone(), token), (other.clone(), "stranger".to_owned(), stranger[0])]);
+        until("the stranger's is given back", || async { server.owners(&other).await.is_empty() }).await;
+        assert_eq!(server.owners(&server.key).await, [owner]);
+        kept.release().await.expect("it was held");
+        let _: u64 = server.ask("DLOCK.FORCERELEASE KEY").await;
+    }
+
+    /// Commands that come late bring locks back into the session after they were left to their time.
+    pub async fn a_late_command_keeps_nothing_that_stays_taken(server: Server) {
+        let locks = server.locks();
+        let over = format!("{}:over", server.key);
+        let leave_taken = |key: String, time: Duration, late: &'static str| {
+            let (locks, server) = (&locks, &server);
+            async move {
+                let hold = locks.on(&key).lock().await.expect("the lock");
+                let (owner, token) = (String::from_utf8(hold.owner().to_vec()).expect("a text"), hold.token());
+                let (session, _) = owner.rsplit_once('/').expect("a session and a number");
+                hold.release_after(time).await.expect("it was held");
+                let late = late.replace("OWNER", &owner).replace("TOKEN", &format!("TOKEN {token}"));
+                let _: Value = server.ask_at(&key, &late.replace("SESSION", session)).await;
+            }
+        };
+        let time = Duration::from_secs(2);
+        leave_taken(over.clone(), time, "DLOCK.RENEW KEY OWNER 600000 TOKEN IN SESSION").await;
+        tokio::time::sleep(time).await;
+        // Its session is kept from now on.
+        let kept = locks.on(format!("{}:kept", server.key)).lock().await.expect("the lock");
+        for (name, late) in [
+            ("renewed", "DLOCK.RENEW KEY OWNER 600000 TOKEN IN SESSION"),
+            ("asked", "DLOCK.FAIRACQUIRE KEY OWNER 600000 IN SESSION BLOCK 600000"),
+        ] {
+            let key = format!("{}:{name}", server.key);
+            leave_taken(key.clone(), 4 * PATIENCE, late).await;
+            until("it is in no session, for its own time", || async {
+                let holders = server.info_at(&key).await.holders;
+                let holder = holders.first().expect("it stays taken");
+                stage::text(holder, "in").is_empty()
+                    && u128::from(int(holder, "lease-ms")) <= (4 * PATIENCE).as_millis()
+            })
+            .await;
+            let _: u64 = server.ask_at(&key, "DLOCK.FORCERELEASE KEY").await;
+        }
+        until("what is over is released", || async { server.owners(&over).await.is_empty() }).await;
+        kept.release().await.expect("it was held");
+    }
+
+    /// The renewal is under way on a connection that another one has replaced, and no row comes.
+    pub async fn a_late_renewal_keeps_nothing_that_stays_taken(server: Server) {
+        let told: Arc<std::sync::Mutex<Option<Row>>> = Arc::default();
+        let (asked, left, is_left) =
+            (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+        let (row, sessions, leaves, may_pass) = (told.clone(), asked.clone(), left.clone(), is_left.clone());
+        let answer = move |command: &str| {
+            if command.contains("DLOCK.RENEW") && command.contains("\r\nIN\r\n") {
+                tokio::task::block_in_place(|| {
+                    while !may_pass.load(Ordering::SeqCst) {
+                        std::thread::sleep(Duration::from_millis(10));
+                    }
+                });
+            } else if command.contains("DLOCK.RENEW") {
+                leaves.fetch_add(1, Ordering::SeqCst);
+            }
+            let row = row.lock().expect("no panic").clone().filter(|_| command.contains("SEEN"))?;
+            Some(match sessions.fetch_add(1, Ordering::SeqCst) {
+                0 => with_rows(command, "moved", &[row]),
+                1 => "-READONLY You can't write against a read only replica.\r\n".to_owned(),
+                _ => with_rows(command, "", &[]),
+            })
+        };
+        let (locks, _) = locks_by(&server, stage::settings().reply_timeout(LONG), answer).await;
+        let _kept = locks.on(format!("{}:kept", server.key)).lock().await.expect("the lock");
+        let hold = locks.on(&server.key).lease(4 * LONG).lock().await.expect("the lock");
+        let owner = String::from_utf8(hold.owner().to_vec()).expect("a text");
+        *told.lock().expect("no panic") = Some((server.key.clone(), owner, hold.token()));
+        until("there is another connection", || async { asked.load(Ordering::SeqCst) > 2 }).await;
+        hold.release_after(4 * PATIENCE).await.expect("it was held");
+        is_left.store(true, Ordering::SeqCst);
+        until("it is left once more", || async { left.load(Ordering::SeqCst) == 2 }).await;
+        until("it is in no session", || async { stage::text(&server.info().await.holders[0], "in").is_empty() }).await;
+        let _: u64 = server.ask("DLOCK.FORCERELEASE KEY").await;
+    }
+
+    /// The server renews the hold, and all connections that are open fall silent, again and again.
+    pub async fn one_lost_answer_costs_no_short_hold(server: Server) {
+        let path = control(format!("path {}", server.addresses())).await;
+        let client = Client::open(format!("redis://{path}/")).expect("an address");
+        let locks = Locks::with_settings(client, stage::settings()).expect("good settings");
+        let hold = locks.on(&server.key).lock().await.expect("the lock");
+        for leases in 1..4 {
+            await_held_for(&server, leases, stage::LEASE).await;
+            control(format!("strand {path}")).await;
+        }
+        await_held_for(&server, 4, stage::LEASE).await;
+        assert!(!hold.is_lost(), "{}", hold.lost().await);
+        let _ = hold.release().await; // by a silent connection, and then in the background
+        server.await_gone().await;
+        control(format!("close {path}")).await;
+    }
+
     /// The future is dropped while nothing comes through, and what it has asked for arrives later.
     pub async fn a_wait_that_is_given_up_at_a_silent_server_leaves_it(server: Server) {
         let path = control(format!("path {}", server.addresses())).await;
@@ -440,26 +670,26 @@ mod scenes {
 
     /// READONLY to fifty calls that are in flight: the first one leads to a new connection, and the others come later.
     pub async fn late_refusals_end_no_new_connection(server: Server) {
+        const CALLS: usize = 50;
         let asked = std::sync::Mutex::new(std::collections::HashSet::new());
         let answer = move |command: &str| {
             let key = command.split("\r\n").find(|word| word.contains(":late:"))?;
-            let is_new = command.contains("ACQUIRE") && asked.lock().expect("no panic").insert(key.to_owned());
-            is_new.then(|| {
-                std::thread::sleep(Duration::from_millis(10));
-                "-READONLY You can't write against a read only replica.\r\n".to_owned()
-            })
+            let mut asked = asked.lock().expect("no panic");
+            let is_new = command.contains("ACQUIRE") && asked.insert(key.to_owned());
+            let refusal = format!("-READONLY You can't write against a read only replica.\r\n{PAUSE}");
+            is_new.then(|| if asked.len() < CALLS { HUSH.to_owned() } else { refusal.repeat(CALLS) })
         };
         let (address, count) = answering(server.addresses(), answer).await;
         let client = Client::open(format!("redis://{address}/")).expect("an address");
         let locks = Locks::with_settings(client, stage::settings().lease(LONG)).expect("good settings");
         locks.on(&server.key).lock().await.expect("the lock").release().await.expect("it was held");
         let take = |i: usize| tokio::spawn(locks.on(format!("{}:late:{i}", server.key)).lock());
-        for task in (0..50).map(take).collect::<Vec<_>>() {
+        for task in (0..CALLS).map(take).collect::<Vec<_>>() {
             task.await.expect("no panic").expect("the lock").release().await.expect("it was held");
         }
-        // Those of the calls, and that of the session.
+        // Before and after the refusal: those of the calls, and those of the session.
         let count = count.load(Ordering::SeqCst);
-        assert!(count <= 3, "{count} connections");
+        assert!(count <= 4, "{count} connections");
     }
 
     /// Each part of the connect is within its bound, and all of them take longer than a call.
@@ -578,6 +808,30 @@ mod scenes {
                 }
                 assert!(!hold.is_lost(), "{}", hold.lost().await);
                 hold.release().await.expect("it was held");
+            });
+        });
+        tokio::task::spawn_blocking(|| program.join()).await.expect("no panic").expect("no panic");
+    }
+
+    /// The server has renewed the term of a candidate that is in doubt of it.
+    pub async fn a_campaign_after_a_pause_does_not_wait_for_itself(server: Server) {
+        let (key, addresses) = (server.key.clone(), server.clients());
+        // A program with one thread, which stalls.
+        let program = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async {
+                let counts = Counts::default();
+                let settings = stage::settings().observer(counts.clone());
+                let locks = Locks::with_settings(addresses, settings).expect("good settings");
+                let election = Election::new(&locks, &key, "me").expect("a name");
+                let first = election.campaign(None).await.expect("an answer").expect("the lock");
+                tokio::time::sleep(stage::LEASE / 2).await; // its session is kept
+                std::thread::sleep(2 * stage::LEASE);
+                assert!(!election.is_leader(), "it is not known yet");
+                let second = election.campaign(Some(LONG)).await.expect("an answer").expect("it waits for itself");
+                assert!(second > first && election.is_leader(), "{second} after {first}");
+                election.resign().await.expect("it was held");
+                assert_eq!(counts.seen(), [2, 1, 1], "who worked in the first term learns that it is lost");
             });
         });
         tokio::task::spawn_blocking(|| program.join()).await.expect("no panic").expect("no panic");
