@@ -104,6 +104,7 @@ DLOCK_PART=rest start rest run "$newest" --numprocesses 5 --dist worksteal "${al
 if [ "${1:-}" != --cases ]; then
     # What the library does by itself (test_documented.py) is the newest's.
     DLOCK_PART=rest start oldest run "$oldest" -k threads test_dlock.py
+    DLOCK_PART=cluster start oldest-cluster run "$oldest" -k closed_client test_dlock.py
 fi
 started+=("${beside[@]}")
 await

@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
@@ -16,10 +17,12 @@ from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.sentinel import Sentinel
 
 import dlock_redis as dlock
-from stage import LONG, PATIENCE, Server, addresses, close, command, primary_of_the_pair, text, until
+from dlock_redis import _library
+from stage import KEPT, LONG, PATIENCE, Server, addresses, close, command, primary_of_the_pair, text, until
 
 HOW = {"lease": LONG, "hang_timeout": 30.0}
 FOLLOWS = 8.0  # seconds: a former primary serves for eleven
+LATE = 10.0  # no call takes so long, however busy the machine
 
 
 def run(*words):
@@ -168,6 +171,51 @@ def test_a_sentinel_promotes_the_replica(sentinel):
         hold.release()
         waiter.join()
     server.await_gone()
+
+
+@pytest.fixture
+def silent():
+    """The address of one that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+        yield listener.getsockname()
+
+
+def outlasts(server, token):
+    until(lambda: server.info()["holders"][0]["held-ms"] > 1500 * KEPT, "what nobody keeps has ended")
+    assert server.info()["holders"][0]["token"] == token
+
+
+@pytest.mark.skipif(not shutil.which("redis-server"), reason="there is no Sentinel")
+@pytest.mark.stops("pair")
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_a_silent_sentinel_ends_no_hold(sentinel, silent, kind):
+    server = Server("pair")
+    sentinels = [silent, sentinel, sentinel]
+
+    async def work():
+        async with dlock.AsyncLocks(AsyncSentinel(sentinels).master_for("pair"), lease=KEPT) as locks:
+            hold = await locks.acquire(server.key, LATE)
+            await asyncio.to_thread(outlasts, server, hold.token)
+            assert not hold.lost
+            await asyncio.wait_for(hold.release(), LATE)
+
+    if kind == "asyncio":
+        asyncio.run(work())
+    else:
+        with dlock.Locks(Sentinel(sentinels).master_for("pair"), lease=KEPT) as locks:
+            hold = locks.acquire(server.key, LATE)
+            outlasts(server, hold.token)
+            assert not hold.lost
+            began = time.monotonic()
+            hold.release()
+            assert time.monotonic() - began < LATE
+    server.await_gone()
+
+
+def test_a_sentinel_with_another_address():
+    """As through a tunnel: redis-py's `force_master_ip`."""
+    theirs = Sentinel([("localhost", 1)], force_master_ip="127.0.0.2")
+    assert _library.for_threads(theirs.master_for("pair"), 3.0)._pool.sentinel_manager._force_master_ip == "127.0.0.2"
 
 
 async def take_turns(locks, key):

@@ -308,6 +308,16 @@ def test_a_thousand_waits_in_one_session(server, make):
     server.await_gone()
 
 
+@everywhere
+def test_a_closed_client_keeps_no_session(server, make):
+    locks = make(hang_timeout=2.0 * PATIENCE)
+    hold = locks.lock(server.key)
+    until(lambda: server.info()["holders"][0]["alive"], "its session is kept")
+    locks.end()
+    assert hold.lost.is_set()
+    server.await_gone()
+
+
 @alone
 def test_a_hold_keeps_its_locks_alive(server, make):
     """`return Locks(client).acquire(key)`: nothing else refers to the Locks."""

@@ -113,6 +113,20 @@ def test_what_others_take_is_believed_until_its_end(server, make):
     server.ask("DLOCK.FORCERELEASE", f"{server.key}:new")
 
 
+@alone
+def test_a_late_renewal_keeps_nothing_that_was_left_to_its_lease(server, make):
+    """It was under way when the hold was left to its lease, and its session is kept for another hold."""
+    locks = make()
+    other = locks.lock(f"{server.key}:other")
+    until(lambda: server.info(other.key)["holders"][0]["alive"], "it is kept")
+    hold = locks.lock(server.key)
+    hold.release_after(KEPT)
+    words = (hold.owner, int(KEPT * 1000), "TOKEN", hold.token, "IN", locks.locks._sessions.name)
+    server.ask("DLOCK.RENEW", server.key, *words)
+    server.await_gone()
+    other.release()
+
+
 @everywhere
 def test_a_child_keeps_what_it_takes(server, place):
     locks = dlock.Locks(client(place), lease=8.0, hang_timeout=8.0)

@@ -7,10 +7,11 @@ import threading
 
 import pytest
 import redis
+import redis.asyncio
 
 import dlock_redis as dlock
-from dlock_redis import _library
-from stage import KEPT, LEASE, PATIENCE, Proxy, Tasks, addresses, until
+from dlock_redis import _library, _session
+from stage import KEPT, LEASE, PATIENCE, Proxy, Tasks, addresses, client, close, command, until
 from test_dlock import alone, in_cluster
 
 
@@ -26,6 +27,94 @@ def test_a_close_at_the_grant_is_told(server, make):
 
     locks = make(observer=Closes())
     assert locks.lock(server.key).lost.wait(PATIENCE)
+
+
+@alone
+def test_a_close_leaves_nobody_in_the_queue(server, make, monkeypatch):
+    """The commands take a while on their way, and the close waits for the answers."""
+    monkeypatch.setattr(_session, "CLOSING", PATIENCE)
+    path = command("path {}:{}".format(*addresses("DLOCK_SINGLE")[0]))
+    locks = make(host=path.split(":")[0], port=int(path.split(":")[1]))
+    server.hold()
+    wait = locks.start(server.key)
+    server.await_queued(1)
+    command(f"delay {path} 100")
+    locks.end()
+    assert not server.queue()
+    with pytest.raises(dlock.DLockError, match="closed"):
+        wait.result(PATIENCE)
+    locks.end()
+    command(f"close {path}")
+
+
+@alone
+def test_a_wait_that_was_cancelled_before_the_close_is_not_in_the_queue(server, monkeypatch):
+    monkeypatch.setattr(_session, "CLOSING", PATIENCE)
+    path = command("path {}:{}".format(*addresses("DLOCK_SINGLE")[0]))
+    server.hold()
+
+    async def work():
+        client = redis.asyncio.Redis(host=path.split(":")[0], port=int(path.split(":")[1]))
+        async with dlock.AsyncLocks(client) as locks:
+            wait = asyncio.ensure_future(locks.acquire(server.key))
+            await asyncio.to_thread(server.await_queued, 1)
+            await asyncio.to_thread(command, f"delay {path} 100")
+            wait.cancel()
+            await asyncio.wait([wait])
+        assert wait.cancelled() and not server.queue()
+        await close(client)
+
+    asyncio.run(work())
+    command(f"close {path}")
+
+
+@alone
+def test_a_close_that_is_cancelled_keeps_no_session(server):
+    path = command("path {}:{}".format(*addresses("DLOCK_SINGLE")[0]))
+
+    async def work():
+        client = redis.asyncio.Redis(host=path.split(":")[0], port=int(path.split(":")[1]))
+        locks = dlock.AsyncLocks(client, lease=KEPT, hang_timeout=2.0 * PATIENCE)
+        hold = await locks.acquire(server.key)
+        await asyncio.to_thread(until, lambda: server.info()["holders"][0]["alive"], "its session is kept")
+        await asyncio.to_thread(command, f"delay {path} 1000")
+        locks._sessions.give_back(b"other", b"nobody", 1, 10.0)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(locks.aclose(), 0.1)
+        assert hold.lost
+        await asyncio.to_thread(server.await_gone)
+        await close(client)
+
+    asyncio.run(work())
+    command(f"close {path}")
+
+
+@alone
+def test_a_close_in_another_event_loop_says_nothing(server, caplog):
+    locks = []
+
+    async def take():
+        locks.append(dlock.AsyncLocks(client("single", redis.asyncio)))
+        hold = await locks[0].acquire(server.key)
+        locks[0]._sessions.give_back(b"other", b"nobody", 1, 10.0)
+        return hold
+
+    async def end():
+        await locks[0].aclose()
+        await locks[0].aclose()
+
+    async def ended():
+        await asyncio.wait_for(asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()})), PATIENCE)
+
+    loop = asyncio.new_event_loop()
+    hold = loop.run_until_complete(take())
+    asyncio.run(end())
+    assert hold.lost and hold.reason == "closed"
+    loop.run_until_complete(ended())
+    loop.run_until_complete(close(locks[0].client))
+    loop.close()
+    assert [record.getMessage() for record in caplog.records] == ["closed while holding 1 locks"]
+    server.ask("DLOCK.FORCERELEASE", server.key)
 
 
 @alone

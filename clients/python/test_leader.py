@@ -166,6 +166,41 @@ def test_asyncio_who_and_observe(server):
     asyncio.run(work())
 
 
+def test_two_campaigns_of_one_candidate(server, monkeypatch):
+    """The time of the second one is up after the first one has won."""
+    with dlock.Locks(client("single"), lease=LONG) as locks:
+        election, take = dlock.Election(locks, server.key), locks._take
+
+        def wins_meanwhile(request):
+            if request.wait is None:
+                return take(request)
+            assert election.campaign()
+            return None
+
+        monkeypatch.setattr(locks, "_take", wins_meanwhile)
+        assert election.campaign(5.0) and election.is_leader()
+        election.resign()
+    server.await_gone()
+
+    async def work():
+        async with dlock.AsyncLocks(client("single", redis.asyncio), lease=LONG) as locks:
+            election, take = dlock.AsyncElection(locks, server.key), locks._take
+
+            async def wins_meanwhile(request):
+                if request.wait is None:
+                    return await take(request)
+                assert await election.campaign()
+                return None
+
+            monkeypatch.setattr(locks, "_take", wins_meanwhile)
+            assert await election.campaign(5.0) and election.is_leader()
+            await election.resign()
+            await locks.client.aclose()
+
+    asyncio.run(work())
+    server.await_gone()
+
+
 def test_an_error_of_the_work_comes_through(server, monkeypatch):
     def fails(*_):
         raise redis.ConnectionError("no path")

@@ -14,7 +14,7 @@ import redis
 import redis.asyncio
 
 import dlock_redis as dlock
-from stage import PATIENCE, Proxy, addresses, client, until
+from stage import PATIENCE, Proxy, addresses, client, close, until
 
 URL = "redis://{}:{}/9".format(*addresses("DLOCK_SINGLE")[0])
 HERE = Path(__file__).parent
@@ -114,6 +114,47 @@ def test_a_cancelled_acquire_leaves_the_queue(server):
 
     asyncio.run(work())
     server.await_gone()
+
+
+@pytest.mark.parametrize("place", ["single", "cluster"])
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_a_release_has_a_connection_beside_many_waits(server, place, kind):
+    """Each wait blocks one. By itself a pool of redis-py has a hundred at most."""
+    count = 110
+
+    async def work():
+        one = client(place, redis.asyncio)
+        locks = [dlock.AsyncRedisLock(one, server.key, timeout=600, blocking_timeout=PATIENCE) for _ in range(count)]
+        holder = dlock.AsyncRedisLock(one, server.key, timeout=600)
+
+        async def turn(lock):
+            assert await lock.acquire()
+            await lock.release()
+
+        assert await holder.acquire()
+        turns = asyncio.gather(*map(turn, locks))
+        await asyncio.to_thread(server.await_tickets, count)
+        await holder.release()
+        await turns
+        await close(one)
+
+    if kind == "asyncio":
+        asyncio.run(work())
+        return
+    one = client(place)
+    holder = dlock.RedisLock(one, server.key, timeout=600)
+
+    def turn():
+        with dlock.RedisLock(one, server.key, timeout=600, blocking_timeout=PATIENCE):
+            pass
+
+    assert holder.acquire()
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        turns = [pool.submit(turn) for _ in range(count)]
+        server.await_tickets(count)
+        holder.release()
+        for one_turn in turns:
+            one_turn.result(PATIENCE)
 
 
 def test_what_another_object_has_released_is_not_owned(server):

@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import gc
+import socket
 import threading
 import time
 from collections import deque
@@ -12,6 +13,8 @@ from types import SimpleNamespace
 import pytest
 import redis
 import redis.asyncio
+import redis.asyncio.sentinel
+import redis.sentinel
 
 import dlock_redis as dlock
 from dlock_redis import _clock, _library, _session
@@ -222,6 +225,175 @@ def test_a_refused_release_after_ends_the_hold(rules, clock):
     assert words == ("DLOCK.RENEW", b"k", held.owner, 10_000, "TOKEN", 1)
 
 
+def is_blocking(rules, clock):
+    """A session whose loop has sent a SESSION that waits for rows."""
+    take(rules).answered(clock(), [0, 1, 7])
+    [loop] = [job for job in rules.jobs if isinstance(job, _session.Loop)]
+    assert "BLOCK" not in loop.next()
+    loop.answered(clock(), [7, 0, None, []])
+    assert loop.next()[-2:] == ("BLOCK", 1000)
+    return loop
+
+
+@pytest.mark.parametrize("lease, times", [(1.0, 1), (0.75, 2)])
+def test_a_hold_that_is_shorter_than_the_wait_for_rows_is_kept(rules, clock, lease, times):
+    loop, sent = is_blocking(rules, clock), clock()
+    held, renewals = granted(rules, lease=lease), []
+    while clock() < sent + 1.0:
+        clock.at += 0.01
+        if rules.clock.alarm <= clock():
+            rules.tick()
+        for words, errand in rules.said():
+            if not errand.done:
+                renewals.append(words[0])
+                errand.answered(clock(), [int(lease * 1000), 7])
+    assert not held.over and renewals == ["DLOCK.RENEW"] * times
+    loop.answered(sent, [7, 0, int(lease * 1000), []])
+    assert loop.next()[-2:] == ("BLOCK", int(lease * 1000 / 6))
+
+
+def test_no_hold_that_the_session_keeps_in_time_is_renewed_by_itself(rules, clock):
+    loop, held = is_blocking(rules, clock), granted(rules, lease=3.0)
+    for _ in range(10):
+        sent = clock()
+        clock.at += loop._block
+        rules.tick()
+        loop.answered(sent, [7, 0, 3000, []])
+        loop.next()
+    assert loop._block == 0.5 and not held.over and not rules.said()
+
+
+def test_a_session_that_was_answered_late_is_said_again_at_once(rules, clock):
+    loop = is_blocking(rules, clock)
+    sent = clock()
+    clock.at += 1.0 + LEASE / 6 + 0.1
+    loop.answered(sent, [7, 0, None, []])
+    assert "BLOCK" not in loop.next() and loop.within == 3.0
+    loop.answered(clock(), [7, 0, None, []])
+    assert "BLOCK" in loop.next() and loop.within == 4.0
+    granted(rules, lease=1.5)
+    loop.answered(clock(), [7, 0, None, []])
+    clock.at += 0.1
+    assert loop.next()[-2:] == ("BLOCK", 250) and loop.within == 0.75
+
+
+def test_an_errand_ends_by_an_answer(rules, clock):
+    """A failure to connect is none, whatever time may do about it: the session may be kept by another connection."""
+    not_found = redis.ConnectionError("Error -2 connecting to locks.example")
+    not_found.__cause__ = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    for error, ends in (
+        (not_found, False),
+        (redis.AuthenticationError("WRONGPASS"), False),
+        (redis.ResponseError("NOREPLICAS"), False),
+        (redis.exceptions.NoPermissionError("this user has no permissions"), True),
+        (dlock.NotHeld("NOTHELD"), True),
+    ):
+        errand = rules.released(granted(rules))
+        errand.answered(clock(), error)
+        assert errand.done is ends, error
+
+
+def test_a_release_after_that_finds_the_lock_lost_says_so(rules, clock):
+    """Unlike a RELEASE, of which an earlier attempt may have arrived."""
+    for seconds, lost in ((None, False), (60.0, True), (0.5, False)):
+        with pytest.raises(dlock.NotHeld) if lost else contextlib.nullcontext():
+            held = granted(rules)
+            with rules.carried(rules.released_after(held, seconds) if seconds else rules.released(held)) as errand:
+                errand.answered(clock(), redis.TimeoutError("no answer"))
+                clock.at += 0.6  # an earlier one may have done it, and half a second is over by then
+                errand.answered(clock(), dlock.NotHeld("NOTHELD"))
+
+
+@pytest.mark.parametrize("ends", ["release_after", "forgotten"])
+def test_what_was_left_to_its_lease_stays_taken(rules, clock, ends):
+    """The row of its grant is in an answer that was under way, or a renewal has put it back into the session."""
+    held = granted(rules)
+    owner = held.owner
+    if ends == "forgotten":
+        rules.forget(held)
+        rules.tick()
+        [(_, renewal)] = rules.said()
+    else:
+        renewal = rules.released_after(held, 60.0)
+    renewal.answered(clock(), [60_000])
+    row = [1, b"granted", b"k", owner, 1, 9000]
+    del held, renewal
+    KEPT.clear()
+    rules.errands.clear(), rules.jobs.clear()
+    gc.collect()
+    clock.at += 3.0
+    rules.tick()
+    rules.told(clock(), [7, 1, None, [row]], b"k")
+    [(words, again)] = rules.said()
+    assert words == ("DLOCK.RENEW", b"k", owner, 57_000 if ends == "release_after" else 7000, "TOKEN", 1)
+    again.answered(clock(), [57_000])
+    del again
+    rules.errands.clear(), rules.jobs.clear()
+    clock.at += 30.0
+    assert rules.clock.alarm <= clock()
+    rules.tick()
+    gc.collect()
+    assert not rules.held and not rules.left
+
+
+@pytest.mark.parametrize("seconds, left", [(60.0, 59_000), (0.5, 1)])
+def test_a_late_renewal_keeps_nothing_that_was_left_to_its_lease(rules, clock, seconds, left):
+    """It was under way, and has put the hold back into the session. The server would renew it for ever."""
+    held = granted(rules)
+    rules.renew(held)
+    [(_, late)] = rules.said()
+    rules.released_after(held, seconds).answered(clock(), [int(seconds * 1000)])
+    clock.at += 1.0
+    late.answered(clock(), [60_000, 7])
+    [(words, _)] = rules.said()
+    assert words == ("DLOCK.RENEW", b"k", held.owner, left, "TOKEN", 1)
+
+
+def test_a_search_for_nodes_may_hide_a_request_that_was_sent(rules, clock):
+    """The library's client of a cluster looks for the nodes after a time-out, and reports what came of that."""
+    error = redis.exceptions.RedisClusterException("Redis Cluster cannot be connected")
+    error.__cause__ = redis.ConnectionError("refused")
+    error.__cause__.__context__ = ConnectionRefusedError()
+    one = take(rules, 0)
+    one.answered(clock(), error)
+    [(words, _)] = rules.said()
+    assert words == ("DLOCK.CANCEL", b"k", one.owner)
+
+
+def test_a_close_waits_for_what_is_yet_to_be_said(rules, clock):
+    rules.give_back(b"k", b"o", 5, 10.0)
+    wait = take(rules)
+    wait.answered(clock(), [0, 1, 7])
+    assert rules.close("closed") and not rules.close("closed")
+    with pytest.raises(dlock.DLockError, match="closed"):
+        wait.result()
+    with pytest.raises(dlock.DLockError, match="closed"):
+        take(rules)
+    [job] = rules.errands.values()
+    assert [words[0] for words in job.next()] == ["DLOCK.RELEASE", "DLOCK.CANCEL"]
+    closing = _session.Closing(rules)
+    assert closing.next()
+    job.answered(clock(), [1, redis.TimeoutError("no answer")])
+    clock.at += 0.2
+    assert [words[0] for words in job.next()] == ["DLOCK.CANCEL"] and closing.next()
+    clock.at += 1.0
+    assert closing.next() is None  # it has had its time
+    rules.stop()
+    assert job.next() is None and rules.clock.next() is None
+    rules.give_back(b"k", b"o", 6, 10.0)
+    assert not rules.said()
+
+
+def test_a_close_waits_for_no_more_than_that(rules, clock):
+    rules.give_back(b"k", b"o", 5, 10.0)
+    [job] = rules.errands.values()
+    job.next()
+    job.answered(clock(), [1])
+    assert job.next() is None
+    rules.close("closed")
+    assert _session.Closing(rules).next() is None
+
+
 def test_what_cannot_work_in_the_background_now_does_so_later(rules, clock):
     """The process has too many threads: a wait and a release do not count as being worked on."""
     held = granted(rules)
@@ -364,6 +536,39 @@ def test_the_handler_of_a_signal_may_connect_within_a_connect(monkeypatch):
     assert cluster.call(("DLOCK.HELD", "k")) == "answered"
 
 
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_sentinels_that_do_not_answer_are_asked_less_often(kind, monkeypatch):
+    """To ask them takes a part of a call's time. There is a connection to the primary."""
+    at, asked = [1000.0], []
+    monkeypatch.setattr(_library, "now", lambda: at[0])
+
+    def search():
+        asked.append(at[0])
+        at[0] += 2.25
+        raise redis.ConnectionError("no Sentinel answers")
+
+    async def search_later():
+        search()
+
+    async def answer_later(*_):
+        return "answered"
+
+    async def work(client):
+        server = _library.for_tasks(client, 3.0)
+        monkeypatch.setattr(server._pool, "get_master_address", search_later)
+        monkeypatch.setattr(server, "_client", SimpleNamespace(execute_command=answer_later))
+        return [await server.call(("DLOCK.HELD", "k")) for _ in range(3)]
+
+    if kind == "threads":
+        server = _library.for_threads(redis.sentinel.Sentinel([("localhost", 1)]).master_for("primary"), 3.0)
+        monkeypatch.setattr(server._pool, "get_master_address", search)
+        monkeypatch.setattr(server, "_made", SimpleNamespace(execute_command=lambda *_: "answered"))
+        seen = [server.call(("DLOCK.HELD", "k")) for _ in range(3)]
+    else:
+        seen = asyncio.run(work(redis.asyncio.sentinel.Sentinel([("localhost", 1)]).master_for("primary")))
+    assert seen == ["answered"] * 3 and asked == [1000.0]
+
+
 def test_a_connection_that_another_task_has_ended_is_no_mistake():
     """The library raises an AttributeError then. What was said in that batch is said again."""
 
@@ -379,6 +584,18 @@ def test_a_connection_that_another_task_has_ended_is_no_mistake():
         await server.pipe([("DLOCK.RELEASE", "k", "o")])
 
     with pytest.raises(redis.ConnectionError):
+        asyncio.run(work())
+
+
+def test_a_session_has_a_bound_of_its_own():
+    class Silent(_library.AsyncServer):
+        async def _ask(self, words):
+            await asyncio.sleep(60)
+
+    async def work():
+        await asyncio.wait_for(Silent(redis.asyncio.Redis(), 60.0).call(("DLOCK.SESSION", "k"), 0.05), 10)
+
+    with pytest.raises(redis.TimeoutError):
         asyncio.run(work())
 
 

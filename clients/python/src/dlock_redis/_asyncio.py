@@ -19,7 +19,7 @@ from ._clock import duration, log, now
 from ._errors import FAILURES, DLockError, Fenced
 from ._hold import Held, HoldBase, done
 from ._locks import LockBase, LocksBase
-from ._session import Clock, Errand, Errands, Loop, Sessions
+from ._session import Clock, Closing, Errand, Errands, Loop, Sessions
 from ._settings import Argument, Common, Name, Settings
 from ._take import Request, Take, by_slot, encoded, must
 
@@ -55,7 +55,7 @@ class AsyncSessions(Sessions):
             raise DLockError("this AsyncLocks belongs to another event loop")
         super().check()
 
-    async def run(self, job: Take[Any] | Loop | Errand | Errands | Clock) -> None:
+    async def run(self, job: Take[Any] | Loop | Errand | Errands | Clock | Closing) -> None:
         while (step := job.next()) is not None:
             if isinstance(step, (int, float)):
                 if job.woken is None:
@@ -68,7 +68,8 @@ class AsyncSessions(Sessions):
                 continue
             sent = now()
             try:
-                reply = await (self.library.pipe(step) if isinstance(step, list) else self.library.call(step))
+                within = job.within if isinstance(job, Loop) else None
+                reply = await (self.library.pipe(step) if isinstance(step, list) else self.library.call(step, within))
             except Exception as error:
                 reply = error
             job.answered(sent, reply)
@@ -124,13 +125,27 @@ class AsyncSessions(Sessions):
         self._spawn(call(), self._calling)
 
     async def aclose(self) -> None:
+        if self.closed:
+            return
+        is_ours = self._loop is asyncio.get_running_loop()
+        self.ended = not is_ours  # from another event loop nothing can be said
         self.close("closed")
-        if self._loop is asyncio.get_running_loop():
-            for task in self._working:
-                task.cancel()
-            ending = {*self._working, *self._calling} - {asyncio.current_task()}
+        try:
+            if is_ours:
+                await self.run(Closing(self))
+        finally:  # also when the caller has no more time
+            self.stop()
+            if is_ours:
+                await self._finish()
+
+    async def _finish(self) -> None:
+        for task in self._working:
+            task.cancel()
+        ending = {*self._working, *self._calling} - {asyncio.current_task()}
+        try:
             if ending:
                 await asyncio.wait(ending, timeout=1.5)
+        finally:
             await self.library.aclose()
 
 
@@ -277,7 +292,9 @@ class AsyncLocks(LocksBase["redis.asyncio.Redis | redis.asyncio.RedisCluster"]):
         return await self._sessions.library.call(("DLOCK.HELD", encoded(key))) is not None
 
     async def aclose(self) -> None:
-        """Ends it: every call from now on is an error. What is still held is lost, and lives on until its lease."""
+        """Ends it: every call from now on is an error. What is still held is lost, and lives on until its lease.
+
+        It waits for up to a second until all waits have left their queues."""
         await self._sessions.aclose()
 
     async def __aenter__(self) -> AsyncLocks:

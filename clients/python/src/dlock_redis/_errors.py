@@ -90,9 +90,16 @@ def is_unanswered(error: Exception) -> bool:
     """Returns true if the server may have read the command, or may do so later."""
     if isinstance(error, (library.BusyLoadingError, library.AuthenticationError)):
         return False
+    if isinstance(error, library.RedisClusterException):  # it says how the search for the nodes failed, not the command
+        return True
     never_sent = (ConnectionRefusedError, socket.gaierror)
     is_lost = isinstance(error, (OSError, library.ConnectionError, library.TimeoutError))
     return is_lost and not any(isinstance(cause, never_sent) for cause in _causes(error))
+
+
+def is_answer(error: BaseException) -> bool:
+    """Returns true for what a server has said for good. A refused login is about the connection."""
+    return isinstance(error, (DLockError, library.ResponseError)) and not passes(error)
 
 
 def passes(error: BaseException) -> bool:

@@ -21,6 +21,8 @@ class Place(Protocol):
 
     sent: float
     until: float
+    begun: float
+    due: float
     error: Exception | None
     holds: dict[tuple[bytes, int], Held]
 
@@ -45,7 +47,9 @@ class Held:
     over: bool = False  # lost, or ended by the program
     is_released: bool = False  # ended by the program
     is_renewed: bool = False  # a RENEW is to be said
+    renewed: float = -math.inf  # when one was last to be said
     is_taken: bool = False  # another client has taken it out of its session
+    stays_until: float | None = None  # the end of a lock that is left to its lease
     reason: str = ""  # why it is over
     trouble: str = ""  # what went wrong last
     event: Any = None  # set when it is lost; made when a caller asks for it

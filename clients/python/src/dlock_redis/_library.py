@@ -31,7 +31,8 @@ else:
     from async_timeout import timeout
 
 Words = tuple[Any, ...]
-CONNECTIONS = 16  # of tasks, to each server, however many ask it at once
+CONNECTIONS = 16  # of tasks, to each server, however many ask it at once; a command that blocks has another
+UNBOUNDED = 2**31  # a pool's connections: with a bound it would refuse a release while many wait
 ASK_SENTINELS = 1.0  # seconds: a connection to a former primary lasts no longer
 
 # Options tied to the program's own pool, and options that enable retries.
@@ -55,22 +56,24 @@ def bounded(kwargs: dict[str, Any], within: float, retry: Any) -> dict[str, Any]
     return kept if "path" in kept else {**kept, "socket_connect_timeout": within}
 
 
-def _sentinel(pool: Any, kind: Any, within: float) -> Any:
-    """Returns the same Sentinels, with our bounds: the program may have set none."""
+def _sentinel(pool: Any, kind: Any, within: float, retry: Any) -> Any:
+    """Returns the same Sentinels, with our bounds: to ask all of them takes less time than a reply may take."""
     theirs = pool.sentinel_manager
     places = [one.connection_pool.connection_kwargs for one in theirs.sentinels]
-    how = {**theirs.sentinel_kwargs, "socket_timeout": within, "socket_connect_timeout": within}
-    return kind([(one["host"], one["port"]) for one in places], theirs.min_other_sentinels, how)
+    how = bounded(theirs.sentinel_kwargs, within / (len(places) + 1), retry)
+    address = getattr(theirs, "_force_master_ip", None)  # older versions have none, and ignore it
+    places = [(one["host"], one["port"]) for one in places]
+    return kind(places, theirs.min_other_sentinels, how, force_master_ip=address)
 
 
 def _of_pool(pool: Any, asked: Any, within: float, retry: Any) -> Any:
     """Returns a pool like this one. `asked`: the library's module, for threads or for tasks."""
-    kwargs = bounded(pool.connection_kwargs, within, retry)
+    kwargs = bounded(pool.connection_kwargs, within, retry) | {"max_connections": UNBOUNDED}
     if not isinstance(pool, asked.sentinel.SentinelConnectionPool):
         return asked.ConnectionPool(connection_class=pool.connection_class, **kwargs)
     kwargs |= {"connection_class": pool.connection_class, "is_master": pool.is_master}
     kwargs.pop("connection_pool", None)
-    sentinel = _sentinel(pool, asked.sentinel.Sentinel, within)
+    sentinel = _sentinel(pool, asked.sentinel.Sentinel, within, retry)
     return asked.sentinel.SentinelConnectionPool(pool.service_name, sentinel, **kwargs)
 
 
@@ -78,6 +81,7 @@ def _of_cluster(client: Any, asked: Any, within: float, retry: Any) -> Any:
     node = asked.cluster.ClusterNode
     kwargs = bounded(client.get_connection_kwargs(), within, retry)
     kwargs = {name: value for name, value in kwargs.items() if not name.startswith(_OF_A_NODE)}
+    kwargs["max_connections"] = UNBOUNDED  # per node
     kwargs["reinitialize_steps"] = 0  # else each fifth MOVED ends the connections under other tasks' calls
     if int(redis.__version__.split(".")[0]) < 6:
         kwargs["cluster_error_retry_attempts"] = 0
@@ -111,7 +115,8 @@ class Server:
     def __init__(self, client: Any, within: float):
         self._pool: Any = _of_pool(client.connection_pool, redis, within, Retry(NoBackoff(), 0))
         self._made: Any = redis.Redis(connection_pool=self._pool)
-        self._asked = -ASK_SENTINELS
+        self._within = within
+        self._ask_at = 0.0  # the Sentinels
 
     def call(self, words: Words) -> Any:
         """Returns the reply to one command. Raises an error of this package for one of the server."""
@@ -138,10 +143,12 @@ class Server:
         self._pool.disconnect()
 
     def _client(self) -> Any:
-        if isinstance(self._pool, redis.sentinel.SentinelConnectionPool) and now() - self._asked >= ASK_SENTINELS:
-            self._asked = now()
-            with contextlib.suppress(*FAILURES):  # it ends the connections to a former primary
+        if isinstance(self._pool, redis.sentinel.SentinelConnectionPool) and self._ask_at <= now():
+            self._ask_at = now() + ASK_SENTINELS
+            try:  # it ends the connections to a former primary
                 self._pool.get_master_address()  # type: ignore[no-untyped-call]
+            except FAILURES:
+                self._ask_at = now() + self._within  # that took time, and the next calls have their own
         return self._made
 
     def _send(self, words: Words) -> Any:
@@ -171,6 +178,7 @@ class Cluster(Server):
     def close(self) -> None:
         if self._made is not None:
             self._made.close()
+            self._made.disconnect_connection_pools()  # older versions leave them open
 
     def _client(self) -> Any:
         """Returns the library's client, which asks the nodes for their map as it is made."""
@@ -212,6 +220,7 @@ class AsyncServer:
     """A server, or the primary that the Sentinels name, for tasks."""
 
     def __init__(self, client: Any, within: float):
+        self._within = within
         self._bound = 1.5 * within  # a SESSION blocks for half of it
         self._turns: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(CONNECTIONS))  # by server
         self._make(client, within, AsyncRetry(NoBackoff(), 0))
@@ -219,14 +228,18 @@ class AsyncServer:
     def _make(self, client: Any, within: float, retry: Any) -> None:
         self._pool: Any = _of_pool(client.connection_pool, redis.asyncio, within, retry)
         self._client: Any = redis.asyncio.Redis(connection_pool=self._pool)
-        self._asked = -ASK_SENTINELS
+        self._ask_at = 0.0  # the Sentinels
         self._primary: Any = None  # its address, as the Sentinels last named it
 
-    async def call(self, words: Words) -> Any:
-        """Returns the reply to one command. Raises an error of this package for one of the server."""
+    async def call(self, words: Words, within: float | None = None) -> Any:
+        """Returns the reply to one command. Raises an error of this package for one of the server.
+
+        `within`: how long a SESSION may take."""
         async with self._bounded():
             if words[0] == "DLOCK.SESSION":  # it may block
-                return await self._keep(words)
+                return await self._keep(words, within)
+            if words[0] == "DLOCK.FAIRACQUIRE" and words[4] != "IN":  # it blocks: releases would wait for a turn
+                return await self._ask(words)
             async with self._turns[self.server(words[2 if words[0] == "DLOCK.MACQUIRE" else 1])]:
                 return await self._ask(words)
 
@@ -262,20 +275,24 @@ class AsyncServer:
 
     async def _prepare(self) -> None:
         is_named = isinstance(self._pool, redis.asyncio.sentinel.SentinelConnectionPool)
-        if is_named and now() - self._asked >= ASK_SENTINELS:
-            self._asked = now()
-            with contextlib.suppress(*FAILURES):
+        if is_named and self._ask_at <= now():
+            self._ask_at = now() + ASK_SENTINELS
+            try:
                 primary = await self._pool.get_master_address()
-                former, self._primary = self._primary, primary
-                if former not in (None, primary):
-                    # The pool leaves those in use, and takes them back: a SESSION would stay at the former primary.
-                    await self._pool.disconnect()
+            except FAILURES:
+                self._ask_at = now() + self._within  # that took time, and the next calls have their own
+                return
+            former, self._primary = self._primary, primary
+            if former not in (None, primary):
+                # The pool leaves those in use, and takes them back: a SESSION would stay at the former primary.
+                await self._pool.disconnect()
 
     async def _ask(self, words: Words) -> Any:
         return await self._client.execute_command(*words)
 
-    async def _keep(self, words: Words) -> Any:
-        return await self._ask(words)
+    async def _keep(self, words: Words, within: float | None) -> Any:
+        async with timeout(within):
+            return await self._ask(words)
 
     async def _leave_a_replica(self, replies: Sequence[object]) -> None:
         """New connections may find the primary."""
@@ -313,10 +330,10 @@ class AsyncCluster(AsyncServer):
         await self._client.initialize()  # it asks any node until it has the map
         return await super()._ask(words)
 
-    async def _keep(self, words: Words) -> Any:
+    async def _keep(self, words: Words, within: float | None) -> Any:
         """Keeps a session by its server alone: when one node hangs, redis-py's cluster client ends all connections.
 
-        After a failure, and when the slot has moved, that client finds the server."""
+        After a failure, and when the slot has moved, that client finds the server, as soon as its own time is up."""
         name = self.server(words[1])
         if name and name not in self._failed:
             if name not in self._nodes:
@@ -325,7 +342,8 @@ class AsyncCluster(AsyncServer):
                 self._nodes[name] = redis.asyncio.cluster.ClusterNode(node.host, node.port, **how)
             node = self._nodes[name]
             try:
-                return await node.execute_command(*words)
+                async with timeout(within):
+                    return await node.execute_command(*words)
             except (library.MovedError, library.AskError):
                 pass
             except library.ResponseError:

@@ -63,7 +63,7 @@ class LocksBase(Generic[C]):
     def __del__(self) -> None:
         sessions = getattr(self, "_sessions", None)
         if sessions is not None and not sessions.closed:
-            sessions.stop("this Locks is closed")
+            sessions.stop()
 
 
 def _after_a_fork() -> None:

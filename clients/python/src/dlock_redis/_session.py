@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ._clock import PAUSE, SLICE, STALL, log, ms, now
-from ._errors import DLockError, NotHeld, passes
+from ._errors import DLockError, NotHeld, is_answer, passes
 from ._hold import Held
 from ._settings import Name, Settings
 
@@ -34,6 +34,7 @@ LINGER = 1.0  # a loop continues for this long without work: the next turn begin
 QUIET = 0.1  # after an answer without rows that came early
 RESTART = 0.5  # after a job in the background could not be started, or has failed
 BATCH = 100  # commands at once
+CLOSING = 1.0  # a client that is closed waits no longer for what is yet to be said
 
 
 class Asked(Protocol):
@@ -59,6 +60,8 @@ class Session:
     waits: set[Asked] = field(default_factory=set)
     sent: float = -math.inf  # when the last SESSION was sent that was answered
     until: float = -math.inf  # the end of the least lease that it told
+    begun: float = -math.inf  # when the SESSION under way was sent
+    due: float = -math.inf  # when the server answers it, if it blocks
     loop: Loop | None = None
     error: Exception | None = None  # of the last SESSION
 
@@ -82,6 +85,7 @@ class Errand:
     is_needed: Callable[[], bool]
     then: Callable[[float, Any], object] = lambda *_: None
     until: float = 0.0  # the caller's patience
+    over_at: float = 0.0  # from then on the hold is over as it should be
     tries: int = 0
     done: bool = False
     error: Exception | None = None
@@ -97,7 +101,7 @@ class Errand:
         self.tries += 1
         self.pause = now() + 0.02
         self.error = reply if isinstance(reply, Exception) else None
-        self.done = self.error is None or not passes(self.error)
+        self.done = self.error is None or is_answer(self.error)
         if self.done:
             self.then(sent, reply)
 
@@ -117,10 +121,10 @@ class Errands:
 
     def next(self) -> list[Words] | float | None:
         with self.sessions.guard:
-            if self._pause > now() and not self.sessions.closed:
+            if self._pause > now() and not self.sessions.ended:
                 return self._pause - now()
             self.waiting = [one for one in self.waiting if not one.done and one.is_needed()]
-            if not self.waiting or self.sessions.closed:
+            if not self.waiting or self.sessions.ended:
                 self.sessions.errands.pop(self.server, None)
                 self.waiting = []
                 return None
@@ -139,6 +143,22 @@ class Errands:
             self.running = False
             if self.waiting:
                 self.sessions.clock.set(now() + RESTART)
+
+
+class Closing:
+    """A job that waits until all errands are done, or have had their time."""
+
+    woken: None = None
+
+    def __init__(self, sessions: Sessions):
+        self.sessions = sessions
+        self._until = now() + CLOSING
+
+    def next(self) -> float | None:
+        return 0.01 if self.sessions.errands and now() < self._until else None
+
+    def answered(self, sent: float, reply: Any) -> None:
+        """It asks nothing."""
 
 
 class Clock:
@@ -164,12 +184,12 @@ class Clock:
         sessions = self.sessions
         if self._slept_from:
             self.slept(self._slept_from, self._slept_for)
-        if not sessions.closed and (sessions.forgotten or self.alarm <= now()):
+        if not sessions.ended and (sessions.forgotten or self.alarm <= now()):
             try:
                 sessions.tick()
             except Exception:
                 log.exception("the lock clock failed")
-        if sessions.closed:
+        if sessions.ended:
             return None
         self._slept_from = now()
         self._slept_for = 0.0 if sessions.forgotten else max(0.0, min(self.alarm - self._slept_from, SLICE))
@@ -200,7 +220,8 @@ class Sessions(abc.ABC):
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        self.closed = ""  # why the client may no longer send requests
+        self.closed = ""  # why the program may no longer ask for anything
+        self.ended = False  # nothing more is said to a server
         self.guard = threading.RLock()
         self.name = f"{socket.gethostname()[:64]}/{os.getpid()}/{secrets.token_urlsafe(16)}".encode()
         self._numbers = itertools.count(1)
@@ -211,6 +232,7 @@ class Sessions(abc.ABC):
         self.held: weakref.WeakValueDictionary[tuple[bytes, int], Held] = weakref.WeakValueDictionary()
         self.errands: dict[str, Errands] = {}  # by the server
         self.forgotten: deque[Held] = deque()
+        self.left: deque[tuple[float, Held]] = deque()  # to their leases, and until when they are known
         self.clock = Clock(self, self.bell())
 
     # Implemented by the versions for threads and for tasks.
@@ -258,27 +280,35 @@ class Sessions(abc.ABC):
             log.warning("cannot work in the background: %s", error)
             job.ended()
 
-    def close(self, reason: str) -> None:
-        """Ends everything: what is held is reported lost, and lives on until its lease."""
+    def close(self, reason: str) -> bool:
+        """Ends all waits, which leave their queues. What is held is reported lost, and lives on until its lease.
+
+        Errands continue until `stop`. Returns false if it was closed before."""
         with self.guard:
-            self.stop("this Locks is closed")
+            if self.closed:
+                return False
+            self.closed = "this Locks is closed"
+            for take in list(self.asked.values()):
+                take.end(DLockError(self.closed))
             held = [one for one in self.held.values() if not one.over]
             if held:
                 log.warning("%s while holding %d locks", reason, len(held))
             for one in held:
                 self.end(one, reason)
-            for take in list(self.asked.values()):
-                take.end(DLockError(self.closed))
+            for errands in list(self.errands.values()):
+                self._run(errands)
+        return True
 
-    def stop(self, why: str) -> None:
+    def stop(self) -> None:
         """Ends all jobs."""
-        self.closed = why
+        self.closed = self.closed or "this Locks is closed"
+        self.ended = True
         self.wake()
 
     def disown(self) -> None:
         """Is called in a forked child, which has none of the parent's holds, and none of its threads."""
         self.guard = threading.RLock()  # another thread may have had it
-        self.closed = "held by the parent process"
+        self.closed, self.ended = "held by the parent process", True
         for held in list(self.held.values()):
             if not held.over:
                 held.over = True
@@ -319,7 +349,20 @@ class Sessions(abc.ABC):
             session.holds[held.name, held.token] = held
         if held.is_old():
             self.keep(session)
-        self.clock.set(held.until() if session.loop else min(held.until(), held.since + held.lease / 3))
+        self.clock.set(min(held.until(), self._in_time(held) if session.loop else held.since + held.lease / 3))
+
+    def _in_time(self, held: Held) -> float:
+        """Renews a hold by itself if the SESSION under way, which did not know it, may be answered too late for it.
+
+        Returns when to do so."""
+        session = held.session
+        if session is None or held.heard < session.begun or session.due <= held.until() - held.lease / 6:
+            return math.inf
+        due = max(held.heard, held.renewed) + held.lease / 3
+        if now() < due:
+            return due
+        self.renew(held)
+        return math.inf
 
     def keep(self, session: Session) -> None:
         """Has a loop keep the session from now on."""
@@ -371,7 +414,9 @@ class Sessions(abc.ABC):
             if not held.over:  # its work may still run
                 self.end(held, "forgotten: the Hold was garbage-collected without release()")
                 self.errand(self._left_to(held, held.lease))
-        due = math.inf
+        while self.left and self.left[0][0] <= now():
+            self.left.popleft()
+        due = now() + SLICE if self.left else math.inf
         for held in list(self.held.values()):
             if not held.over:
                 if self.clock.is_over(held.until()):
@@ -384,6 +429,8 @@ class Sessions(abc.ABC):
                     self.keep(session)
                 else:
                     due = min([due, *(held.since + held.lease / 3 for held in session.holds.values())])
+            else:
+                due = min([due, *(self._in_time(held) for held in list(session.holds.values()))])
         for errands in list(self.errands.values()):
             self._run(errands)
         return due
@@ -403,13 +450,13 @@ class Sessions(abc.ABC):
     def errand(self, errand: Errand) -> None:
         server = self.server(errand.words[1])
         with self.guard:
-            if not self.closed:
+            if not self.ended:
                 errands = self.errands.setdefault(server, Errands(self, server))
                 errands.waiting.append(errand)
                 self._run(errands)
 
     def _run(self, errands: Errands) -> None:
-        if not errands.running:
+        if not (errands.running or self.ended):
             errands.running = True
             self.begin(errands)
 
@@ -422,7 +469,9 @@ class Sessions(abc.ABC):
         finally:
             if not errand.done:
                 self.errand(errand)
-        if errand.error is not None and not (isinstance(errand.error, NotHeld) and errand.tries > 1):
+        # An earlier attempt may have done it, and its answer is lost.
+        is_done = isinstance(errand.error, NotHeld) and errand.tries > 1 and now() >= errand.over_at
+        if errand.error is not None and not is_done:
             raise errand.error
 
     def patience(self, lease: float) -> Callable[[], bool]:
@@ -436,35 +485,56 @@ class Sessions(abc.ABC):
 
     def released(self, held: Held) -> Errand:
         """Ends a hold at the program's wish. What is returned is to be said."""
-        return self._last(held, "already released", ("DLOCK.RELEASE", held.name, held.owner, "TOKEN", held.token))
+        words = ("DLOCK.RELEASE", held.name, held.owner, "TOKEN", held.token)
+        return self._last(held, "already released", lambda: Errand(words, self.patience(held.lease)))
 
     def released_after(self, held: Held, seconds: float) -> Errand:
         """Ends a hold at the program's wish, and leaves the lock taken for so long. What is returned is to be said."""
-        return self._last(held, "already ended by release_after()", self._left_to(held, seconds).words, seconds)
+        return self._last(held, "already ended by release_after()", lambda: self._left_to(held, seconds))
 
-    def _last(self, held: Held, reason: str, words: Words, seconds: float = 0.0) -> Errand:
+    def _last(self, held: Held, reason: str, make: Callable[[], Errand]) -> Errand:
         self.check()
         with self.guard:
             if held.over:
                 raise NotHeld(f"NOTHELD lock {held.key!r} is not held: {held.reason}")
             self.end(held, reason, is_lost=False)
+            errand = make()
+
+        told = errand.then
 
         def then(sent: float, reply: Any) -> None:
             if isinstance(reply, Exception) and not isinstance(reply, NotHeld):  # refused: its lease is to end it
                 self.errand(self._left_to(held, held.lease))
+            told(sent, reply)
 
-        return Errand(words, self.patience(max(held.lease, seconds)), then)
+        errand.then = then
+        return errand
 
     def _left_to(self, held: Held, seconds: float) -> Errand:
         """Has the server renew it no more: it ends by its lease."""
+        held.stays_until = now() + seconds
+
+        def then(sent: float, reply: Any) -> None:
+            # Its row `granted` may be in an answer that is under way: a hold that nobody knows would be released.
+            with self.guard:
+                self.left.append((now() + 3 * self.settings.reply_timeout, held))
+                self.clock.set(now() + SLICE)
+
         words = ("DLOCK.RENEW", held.name, held.owner, ms(seconds), "TOKEN", held.token)
-        return Errand(words, self.patience(max(held.lease, seconds)), lambda *_: held)  # known until it is answered
+        return Errand(words, self.patience(max(held.lease, seconds)), then, over_at=held.stays_until)
+
+    def _leave_again(self, held: Held) -> None:
+        """Leaves a hold to its lease again: a command that came late may have put it back into the session.
+
+        It does so even if no time remains, with the shortest lease. Otherwise the server would renew it for ever."""
+        if held.stays_until is not None:
+            self.errand(self._left_to(held, held.stays_until - now()))
 
     def renew(self, held: Held) -> None:
         """Brings the hold into the session of whoever serves it now, and learns how long it lasts."""
         if held.is_renewed or held.over:
             return
-        held.is_renewed = True
+        held.is_renewed, held.renewed = True, now()
 
         def then(sent: float, reply: Any) -> None:
             held.is_renewed = False
@@ -473,7 +543,9 @@ class Sessions(abc.ABC):
                     self.end(held, str(reply))
                 elif isinstance(reply, Exception):
                     held.trouble = str(reply)
-                elif not (held.over or held.is_taken):  # the row `taken` is the later news
+                elif held.over:
+                    self._leave_again(held)
+                elif not held.is_taken:  # the row `taken` is the later news
                     held.end = max(held.end, self.believed(sent, reply[0] / 1000))
                     self.join(held, self.session(reply[1], held.name))
 
@@ -518,10 +590,11 @@ class Sessions(abc.ABC):
     def _row(self, session: Session, word: str, names: tuple[bytes, bytes], token: int, end: float) -> None:
         held, take = self.held.get((names[0], token)), self.asked.get(names)
         if word == "granted":
-            if held is not None:
-                if not held.over:
-                    held.end = max(held.end, end)
-                    self.join(held, session)
+            if held is not None and held.over:
+                self._leave_again(held)
+            elif held is not None:
+                held.end = max(held.end, end)
+                self.join(held, session)
             elif take is not None:
                 take.granted(names[0], token, session, end)
             else:  # a place that was left, or a command that came late
@@ -565,6 +638,8 @@ class Loop:
         self._needed = now()
         self._not_before = 0.0
         self._block = 0.0
+        self._lease = sessions.settings.lease  # the shortest in the session
+        self.within = 0.0  # the time for a call: one lost answer costs no hold
         self._warned = False
 
     def next(self) -> Words | float | None:
@@ -585,8 +660,11 @@ class Loop:
             if self._not_before > now():
                 return self._not_before - now()
             settings = sessions.settings
-            lease = min((held.lease for held in session.holds.values()), default=settings.lease)
-            self._block = 0.0 if self._is_first else min(1.0, lease / 3, settings.reply_timeout / 2)
+            self._lease = min((held.lease for held in session.holds.values()), default=settings.lease)
+            self._block = 0.0 if self._is_first else min(1.0, self._lease / 6, settings.reply_timeout / 2)
+            self.within = min(self._block + settings.reply_timeout, max(0.5, self._lease / 2))
+            session.begun = now()
+            session.due = session.begun + self._block if self._block else -math.inf
             block = ("BLOCK", ms(self._block)) if self._block else ()
             return ("DLOCK.SESSION", self._key, sessions.name, ms(settings.hang_timeout), *seen, *block)
 
@@ -602,7 +680,7 @@ class Loop:
                 sessions.gone(session)
             elif not reply[3] and not self._is_first and now() - sent < self._block - 0.01:
                 self._not_before = sent + QUIET
-            self._is_first = False
+            self._is_first = now() - sent > self._block + self._lease / 6
 
     def ended(self) -> None:
         with self.sessions.guard:

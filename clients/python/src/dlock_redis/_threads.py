@@ -19,7 +19,7 @@ from ._clock import duration, log, now
 from ._errors import FAILURES, Fenced
 from ._hold import Held, HoldBase, done
 from ._locks import LockBase, LocksBase
-from ._session import Clock, Errand, Errands, Loop, Sessions
+from ._session import Clock, Closing, Errand, Errands, Loop, Sessions
 from ._settings import Argument, Common, Name, Settings
 from ._take import Request, Take, by_slot, encoded, must
 
@@ -56,7 +56,7 @@ class ThreadSessions(Sessions):
         super().__init__(settings)
         self.library = _library.for_threads(client, settings.reply_timeout)
 
-    def run(self, job: Take[Any] | Loop | Errand | Errands | Clock) -> None:
+    def run(self, job: Take[Any] | Loop | Errand | Errands | Clock | Closing) -> None:
         while (step := job.next()) is not None:
             if isinstance(step, (int, float)):
                 if job.woken is None:
@@ -115,9 +115,15 @@ class ThreadSessions(Sessions):
         except RuntimeError:  # the process has too many threads; other holds still report theirs
             log.exception("on_lost cannot be called")
 
-    def close(self, reason: str) -> None:
-        super().close(reason)
-        self.library.close()
+    def close(self, reason: str) -> bool:
+        if not super().close(reason):
+            return False
+        try:
+            self.run(Closing(self))
+        finally:
+            self.stop()
+            self.library.close()
+        return True
 
 
 class Lost(threading.Event):
@@ -275,7 +281,9 @@ class Locks(LocksBase["redis.Redis | redis.RedisCluster"]):
         return self._sessions.library.call(("DLOCK.HELD", encoded(key))) is not None
 
     def close(self) -> None:
-        """Ends it: every call from now on is an error. What is still held is lost, and lives on until its lease."""
+        """Ends it: every call from now on is an error. What is still held is lost, and lives on until its lease.
+
+        It waits for up to a second until all waits have left their queues."""
         self._sessions.close("closed")
 
     def __enter__(self) -> Locks:

@@ -107,7 +107,8 @@ class Election(_Candidate[Hold]):
         if not self.is_leader():
             self._step_down()
             holds = self.locks._take(self._request(blocking_timeout))
-            self._hold = holds[0] if holds else None
+            if holds:  # else another campaign of this object may have won
+                self._hold = holds[0]
         return self.term
 
     def lead(self, work: Callable[[Election], T], blocking_timeout: float | None = None) -> T | None:
@@ -173,7 +174,8 @@ class AsyncElection(_Candidate[AsyncHold]):
         if not self.is_leader():
             self._step_down()
             holds = await self.locks._take(self._request(blocking_timeout))
-            self._hold = holds[0] if holds else None
+            if holds:  # else another campaign of this object may have won
+                self._hold = holds[0]
         return self.term
 
     async def lead(
