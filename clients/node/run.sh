@@ -111,9 +111,11 @@ if [ "${1:-}" != --cases ]; then
 fi
 await
 if [ "${1:-}" != --cases ]; then
-    start oldest-nodes run oldest nodes --test-name-pattern hold_over test/cases.test.mjs
+    start oldest-nodes run oldest nodes --test-concurrency=1 --test-name-pattern 'hold_over|a_silent_sentinel' \
+        test/cases.test.mjs test/connect.test.mjs
     await
-    start older-nodes run older nodes --test-name-pattern 'a_sentinel_promotes_the_replica .node-redis.$' test/connect.test.mjs
+    start older-nodes run older nodes --test-name-pattern 'a_(sentinel_promotes|silent_sentinel).* .node-redis.$' \
+        test/connect.test.mjs
     await
     # That each case fails on a client with a fault takes two minutes more.
     [ -z "${DLOCK_PLANTED:-}" ] || start planted run newest planted test/planted.mjs

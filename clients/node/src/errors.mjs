@@ -69,5 +69,11 @@ function isFinal(error) {
   return false;
 }
 
+/** Returns true for a refusal that may pass. A server with too many clients refuses a connection with the code of any error. */
+const isPassing = ({ code, message }) => PASSING.has(code) || message.startsWith('ERR max number of clients');
+
+/** Returns true for what a server has said, and will not say in another way. A refused login is about the connection. */
+export const isAnswer = (error) => !(error instanceof Unreachable) && !isPassing(error) && !/^(WRONGPASS|NOAUTH)$/.test(error.code);
+
 /** Returns true for errors that a retry may fix. */
-export const isTransient = (error) => (error instanceof Unreachable ? !isFinal(error) : PASSING.has(error.code));
+export const isTransient = (error) => (error instanceof Unreachable ? !isFinal(error) : isPassing(error));

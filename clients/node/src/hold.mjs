@@ -17,8 +17,7 @@ export class Lease {
   over = ''; // why it is no longer held
   isLost = false;
   isTaken = false; // out of the session, by another program
-  renewal = null; // the RENEW that is under way
-  why = ''; // its last refusal
+  renewal = null; // the attempts of the RENEW that is under way
   hold = null; // a WeakRef
 
   constructor(key, owner, token, { lease, maxHold }, end) {
@@ -123,6 +122,9 @@ export class Hold {
 
   /** Releases the lock, unless the program has done so. */
   async [asyncDispose]() { if (!this.#lease.over || this.lost) await this.release(); }
+
+  /** For an election: reports the loss, and releases what the server may still have. */
+  expire() { if (!this.#lease.over) this.#sessions.expire(this.#lease); }
 
   /** For the sessions: aborts the signal. */
   abort() { this.#abort?.abort(new NotHeld(`NOTHELD lock '${this.key}' is lost: ${this.#lease.over}`)); }

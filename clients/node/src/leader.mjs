@@ -43,6 +43,7 @@ export class Election {
   /** Waits until this one leads; null after `wait`. The hold's `token` is the term, its `signal` is aborted when it steps down. */
   async campaign({ signal, wait = Infinity } = {}) {
     if (this.isLeader) return this.#hold;
+    this.#hold?.expire?.(); // after a stall the server may still have the last term: else this candidate would wait for itself
     const actor = `${this.name}#${randomUUID()}`; // two of one name are two
     const hold = await this.#locks.tryLock(this.key, { actor, wait, signal });
     if (hold) this.#hold = hold; // without one this candidate may lead by another campaign

@@ -11,15 +11,17 @@ import { Closed, Unreachable, typed } from './errors.mjs';
 const noop = () => {};
 
 const ioredis = {
-  copy(client, timeout) {
+  copy(client, timeout, failures) {
     const how = {
       connectTimeout: timeout, commandTimeout: undefined, socketTimeout: undefined, blockingTimeout: undefined,
-      sentinelCommandTimeout: timeout,
+      sentinelCommandTimeout: timeout / 2, // with its connect: a silent Sentinel leaves time for the next one
       lazyConnect: true, retryStrategy: null, sentinelRetryStrategy: null, reconnectOnError: null,
       failoverDetector: true, // a Sentinel's word ends the connection to a former primary, which grants for eleven seconds more
       autoResendUnfulfilledCommands: false, maxRetriesPerRequest: null, enableReadyCheck: false, enableAutoPipelining: false,
       readOnly: false, stringNumbers: false, protocol: 2, replyMapping: undefined,
     };
+    const { sentinels } = client.options;
+    if (sentinels) how.sentinels = sentinels.map((_, i) => sentinels[(i + failures) % sentinels.length]); // several may be silent
     if (!client.isCluster) return client.duplicate(how);
     const seeds = client.nodes().map(({ options: { host, port } }) => ({ host, port }));
     return client.duplicate(seeds, {
@@ -60,7 +62,7 @@ const OPTIONS = { typeMapping: { [RESP_BULK_STRING]: Buffer }, timeout: undefine
 
 const nodeRedis = {
   copy(client, timeout) {
-    if (client.getMasterNode) return client.duplicate(); // a Sentinel's: nobody can read its options
+    if (client.getMasterNode) return client.duplicate(); // a Sentinel's: nobody can read its options, or add to some of them
     const how = ({ socket, ...options } = {}) => ({
       ...options, url: undefined, RESP: 2, commandOptions: undefined, clientSideCache: undefined, maintNotifications: 'disabled',
       disableOfflineQueue: false, pingInterval: undefined,
@@ -100,6 +102,8 @@ const isReady = (client) => client.isReady ?? client.status === 'ready'; // node
 
 /** Makes our clients. `client`: the pattern, of one of the libraries (a client, cluster or Sentinel), or a function that makes one. */
 export class ClientFactory {
+  #failures = 0;
+
   constructor(client, timeout) {
     const library = libraryOf(client);
     if (!library && typeof client !== 'function') {
@@ -118,7 +122,7 @@ export class ClientFactory {
     if (!library || (made !== this.client && (made.isCluster || made.nodeClient))) {
       throw new TypeError('client must make a client of ioredis or node-redis');
     }
-    const copy = library.copy(made, this.timeout);
+    const copy = library.copy(made, this.timeout, this.#failures);
     if (made !== this.client && !isReady(made)) library.close(made); // a client in use is the program's own
     let why; // the first error has the reason
     copy.on('error', (error) => { why ??= error.lastNodeError ?? error; }).once('connect', () => opened.add(copy));
@@ -128,6 +132,7 @@ export class ClientFactory {
       const ended = new Promise((done) => { for (const one of this.isCluster ? ['end'] : ['end', 'error']) copy.once(one, done); });
       return { send: await library.sender(copy), close: () => library.close(copy), ended };
     } catch (error) {
+      this.#failures += 1;
       library.close(copy);
       throw typed(why ?? error);
     }

@@ -86,6 +86,10 @@ export default class Redlock extends EventEmitter {
         if (!hold) throw new ResourceLockedError(`The resource '${key}' is locked.`);
         holds.push(hold);
       }
+      // The first ones may have ended while the last one was waited for. With one client its session keeps them.
+      for (const hold of this.#many && holds.length > 1 ? holds : []) {
+        if (!(await hold.renew(duration))) throw new ResourceLockedError('A resource was lost while another one was waited for.');
+      }
     } catch (error) {
       await Promise.allSettled(holds.map((hold) => hold.release()));
       throw this.#failed(error, 'The operation was unable to achieve a quorum during its retry window.');

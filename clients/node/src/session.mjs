@@ -7,8 +7,8 @@
 import { randomBytes } from 'node:crypto';
 import { hostname } from 'node:os';
 
-import { Clock, inTime, now, pause } from './clock.mjs';
-import { Closed, NotHeld, Unreachable, isTransient } from './errors.mjs';
+import { Clock, at, inTime, now, pause } from './clock.mjs';
+import { Closed, NotHeld, Unreachable, isAnswer, isTransient } from './errors.mjs';
 import { Hold, bytes } from './hold.mjs';
 import { Client, ClientFactory } from './library.mjs';
 import { Take } from './take.mjs';
@@ -68,6 +68,7 @@ export class Sessions {
   #commands;
   #loops; // a client of its own: SESSION … BLOCK delays whatever is behind it
   #background = new Set(); // commands that are sent again until the server answers
+  #left = new Map(); // by id, as long as a row may grant it: a hold that was left to its lease, and when that is to end
   #lastOwner = 0;
   #graceUntil = 0; // after a standstill: until then the news about an end may still be unread
 
@@ -192,7 +193,7 @@ export class Sessions {
         this.lose(lease, 'forgotten: nothing refers to the hold any more, and it was not released');
         this.#inBackground(this.#leaveToLease(lease, lease.lease)); // its work may still run
       } else if (end <= now()) {
-        this.#expire(lease);
+        this.expire(lease);
       } else {
         if (lease.needsRenewal && lease.session) this.#keepInTime(lease);
         alarm = Math.min(alarm, end, lease.needsRenewal ? end : lease.renewAt);
@@ -208,10 +209,10 @@ export class Sessions {
   }
 
   /** Reports the loss of a lock whose lease may have ended. The server may still keep the hold, so the client releases it. */
-  #expire(lease) {
-    const { session, maxEnd, why, isTaken } = lease;
+  expire(lease) {
+    const { session, maxEnd, renewal, isTaken } = lease;
     const reasons = ['nobody has confirmed it before its end'];
-    const refusal = why || session?.error?.message;
+    const refusal = isTaken ? 'it was taken out of the session' : renewal?.error?.message ?? session?.error?.message;
     if (refusal) reasons.push(refusal);
     if (session?.answeredAt > 0) reasons.push(`the last answer was sent ${((now() - session.answeredAt) / 1000).toFixed(1)} s ago`);
     this.lose(lease, maxEnd <= now() ? 'maxHold is over' : reasons.join(': '));
@@ -221,10 +222,10 @@ export class Sessions {
   // Commands that are sent again until the server has answered.
 
   /**
-   * Sends a command until it is answered, as long as it is needed. Returns when it was sent last, and the reply. Throws a refusal.
-   * `attempts` has their number and the last error.
+   * Sends a command until a server answers it, as long as it is needed. Returns when it was sent last, and the reply. Throws a refusal.
+   * `attempts` has their number and the last error. `ends` says which errors end it.
    */
-  async #insist(key, words, isNeeded, attempts = { count: 0 }) {
+  async #insist(key, words, isNeeded, attempts = { count: 0 }, ends = isAnswer) {
     for (;;) {
       const sentAt = now();
       attempts.count += 1;
@@ -232,9 +233,10 @@ export class Sessions {
         return { sentAt, reply: await this.#commands.call(key, words) };
       } catch (error) {
         attempts.error = error;
-        if (!isTransient(error) || this.closed || !isNeeded()) throw error;
+        if (ends(error) || this.closed) throw error;
       }
       await pause(PAUSE_MS + this.#background.size / 10); // ten thousand a second are enough
+      if (!isNeeded()) throw attempts.error;
     }
   }
 
@@ -293,8 +295,13 @@ export class Sessions {
 
   async releaseAfter(lease, ms) {
     this.#end(lease, 'it was left to its lease');
-    const attempts = { count: 0 };
-    await this.#inForeground(this.#leaveToLease(lease, ms, attempts), attempts);
+    const [attempts, end] = [{ count: 0 }, now() + ms];
+    const leave = this.#leaveToLease(lease, ms, attempts).catch((error) => {
+      if (error instanceof NotHeld && attempts.count > 1 && now() >= end) return; // as above, and its time is over
+      if (!(error instanceof NotHeld)) this.#inBackground(this.#leaveToLease(lease, lease.lease)); // else its session keeps it
+      throw error;
+    });
+    await this.#inForeground(leave, attempts);
   }
 
   #end(lease, reason) {
@@ -306,31 +313,44 @@ export class Sessions {
 
   /** Has the server renew the hold no more, so that its lease ends it. */
   async #leaveToLease(lease, ms, attempts) {
+    const left = { lease, end: now() + ms };
+    this.#left.set(lease.id, left);
     try {
       await this.#insist(lease.key, ['DLOCK.RENEW', lease.key, lease.owner, ms, 'TOKEN', lease.token], this.#patience(ms), attempts);
     } finally {
       this.leases.delete(lease.id);
+      // No SESSION that was sent before the answer takes so long.
+      at(now() + 2 * this.settings.replyTimeout, () => { if (this.#left.get(lease.id) === left) this.#left.delete(lease.id); });
     }
+  }
+
+  /**
+   * Returns true if this hold was left to its lease. The server has said that it is in a session: a command of its owner may have come
+   * late, and the server would renew what nobody can release. So it is left once more, to the same end.
+   */
+  #leaveAgain(id) {
+    const left = this.#left.get(id);
+    if (!left) return false;
+    const { key, owner, token, lease } = left.lease;
+    const ms = Math.max(1, Math.ceil(left.end - now()));
+    this.#inBackground(this.#insist(key, ['DLOCK.RENEW', key, owner, ms, 'TOKEN', token], this.#patience(lease)));
+    return true;
   }
 
   /** Brings the hold into the session of whoever serves it now. A row about it that comes meanwhile is newer than the reply. */
   renew(lease) {
     if (lease.over || lease.renewal) return;
-    const renewal = {};
+    const renewal = { count: 0 };
     lease.renewal = renewal;
     const isNeeded = () => lease.renewal === renewal && !lease.over;
     const words = ['DLOCK.RENEW', lease.key, lease.owner, lease.lease, 'TOKEN', lease.token, 'IN', this.name];
-    this.#inBackground(this.#insist(lease.key, words, isNeeded).then(({ sentAt, reply: [left, id] }) => {
-      if (!isNeeded()) return;
+    const ends = (error) => error instanceof NotHeld; // a refusal may pass: rights may come back
+    this.#inBackground(this.#insist(lease.key, words, isNeeded, renewal, ends).then(({ sentAt, reply: [left, id] }) => {
+      if (this.#leaveAgain(lease.id) || !isNeeded()) return;
       lease.renewal = null;
       lease.extend(this.believed(sentAt, left));
       this.join(lease, this.session(id, lease.key));
-    }, (error) => {
-      if (!isNeeded()) return;
-      lease.renewal = null;
-      lease.why = error.message;
-      if (error instanceof NotHeld) this.lose(lease, error.message);
-    }));
+    }, (error) => { if (isNeeded()) this.lose(lease, error.message); }));
   }
 
   // What a server says.
@@ -401,10 +421,11 @@ export class Sessions {
   }
 
   readRow(session, word, name, owner, token, end) {
-    const lease = this.leases.get(`${token}/${bytes(name)}`);
+    const id = `${token}/${bytes(name)}`;
+    const lease = this.leases.get(id);
     const take = this.takes.get(bytes(owner));
     if (word === 'granted') {
-      if (lease?.over) return;
+      if (this.#leaveAgain(id) || lease?.over) return;
       if (lease) {
         lease.extend(end);
         this.join(lease, session);
@@ -419,7 +440,6 @@ export class Sessions {
       lease.renewal = null; // its reply is older than this row
       if (word === 'taken') {
         lease.isTaken = true;
-        lease.why = 'it was taken out of the session';
         this.#leave(lease);
         lease.end = Math.min(lease.end, end);
         this.clock.set(lease.end);

@@ -6,7 +6,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 
-import { Closed, LockTimeout, Locks, Unreachable } from 'dlock-redis';
+import { Closed, LockTimeout, Locks, NotHeld, Refused, Unreachable } from 'dlock-redis';
 import { FakeLocks } from 'dlock-redis/fakes';
 import { Election } from 'dlock-redis/leader';
 import Redlock, { ExecutionError } from 'dlock-redis/redlock';
@@ -246,6 +246,143 @@ test('a_session_with_nothing_in_it_leaves_no_memory', async (t) => {
   assert.equal(seen.length, 20);
   await locks.close();
 });
+
+test('a_release_outlasts_a_name_that_is_not_found', async () => {
+  let tries = 0;
+  const notFound = () => Promise.reject(Object.assign(new Error('getaddrinfo ENOTFOUND locks.example'), { code: 'ENOTFOUND' }));
+  const { locks, sent } = scripted({ ACQUIRE: () => [1, 7], RELEASE: () => ((tries += 1) < 3 ? notFound() : 0) });
+  await (await locks.tryLock('key')).release();
+  assert.equal(commands(sent, 'RELEASE').length, 3);
+  await locks.close();
+});
+
+for (const [ms, isLost] of [[60_000, true], [1, false]]) {
+  test(`a_lock_that_was_left_is_lost_if_it_ends_too_early (${ms} ms)`, async () => {
+    let tries = 0;
+    const error = () => ((tries += 1) === 1 ? Object.assign(new Error('reset'), { code: 'ECONNRESET' }) : new Error('NOTHELD no'));
+    const { locks } = scripted({ ACQUIRE: () => [1, 7], RENEW: () => Promise.reject(error()) });
+    const ended = (await locks.tryLock('key')).releaseAfter(ms);
+    await (isLost ? assert.rejects(ended, NotHeld) : ended);
+    assert.equal(tries, 2);
+    await locks.close();
+  });
+}
+
+test('a_hold_that_may_not_be_left_for_so_long_is_left_to_its_lease', async () => {
+  const { locks, sent } = scripted({
+    ACQUIRE: () => [1, 7], RENEW: ([, , , ms]) => (ms > 10_000 ? Promise.reject(new Error('ERR lease-ms must be at most 10000')) : [ms]),
+  });
+  const hold = await locks.tryLock('key');
+  await assert.rejects(hold.releaseAfter(60_000), Refused);
+  await until(() => commands(sent, 'RENEW').length > 1, 'nobody renews it');
+  const renewals = [60_000, 10_000].map((ms) => ['DLOCK.RENEW', 'key', hold.owner, ms, 'TOKEN', 1]); // not IN the session
+  assert.deepEqual(commands(sent, 'RENEW'), renewals);
+  await locks.close();
+});
+
+for (const [how, leave] of [['by the program', (hold) => hold.releaseAfter(60_000)], ['when it is forgotten', nothing]]) {
+  test(`a_late_row_releases_no_lock_that_was_left_to_its_lease (${how})`, async () => {
+    const owners = {};
+    let isLeft = false;
+    let row = 0;
+    const { locks, sent } = scripted({
+      ACQUIRE: ([, key, owner]) => {
+        owners[key] = owner;
+        return [key === 'left' ? 1 : 2, 7];
+      },
+      SESSION: () => sleep(20, [7, row += 1, 3_000, isLeft ? [[row, Buffer.from('granted'), 'left', owners.left, 1, 60_000]] : []]),
+      RENEW: (words) => {
+        isLeft ||= !words.includes('IN');
+        return [60_000, 7];
+      },
+      RELEASE: () => 0,
+    }, { lease: 3_000, replyTimeout: 1_000 });
+    const kept = await locks.tryLock('kept');
+    await (async () => { await leave(await locks.tryLock('left')); })();
+    await until(() => {
+      collect();
+      return isLeft;
+    }, 'it is left');
+    const { length } = commands(sent, 'SESSION');
+    await until(() => commands(sent, 'SESSION').length > length + 2, 'a row that grants it is read');
+    assert.deepEqual(commands(sent, 'RELEASE'), []);
+    const [[, , , ms], ...again] = commands(sent, 'RENEW');
+    assert.ok(again.length, 'the row may be new: the session is not to renew what nobody can release');
+    for (const words of again) {
+      assert.deepEqual(words, ['DLOCK.RENEW', 'left', owners.left, words[3], 'TOKEN', 1]);
+      assert.ok(words[3] > ms - 2_000 && words[3] <= ms, `its end stays where it was: ${words[3]} of ${ms} ms`);
+    }
+    await until(() => commands(sent, 'RELEASE').length, 'no row of before can come any more: it is not remembered for ever');
+    await kept.release();
+    await locks.close();
+  });
+}
+
+for (const ms of [60_000, 1]) {
+  test(`a_late_renewal_keeps_no_lock_that_was_left_to_its_lease (${ms} ms)`, async () => {
+    let answer;
+    const late = new Promise((done) => { answer = done; });
+    const { locks, sent } = scripted({
+      ACQUIRE: () => [1, 7],
+      SESSION: () => sleep(20, [8, 0, null, []]), // the server has begun the session again
+      RENEW: (words) => (words.includes('IN') ? late : words[3]),
+    }, { lease: 3_000 });
+    const hold = await locks.tryLock('key');
+    await until(() => commands(sent, 'RENEW').length, 'it is renewed');
+    await hold.releaseAfter(ms);
+    await sleep(10);
+    answer([3_000, 8]); // by another connection: it was left before
+    await until(() => commands(sent, 'RENEW').length > 2, 'it is left once more');
+    const [, , words] = commands(sent, 'RENEW');
+    assert.deepEqual(words, ['DLOCK.RENEW', 'key', hold.owner, words[3], 'TOKEN', 1]);
+    assert.ok(words[3] > ms - 2_000 && words[3] >= 1 && words[3] <= ms, `its end stays where it was: ${words[3]} of ${ms} ms`);
+    await locks.close();
+  });
+}
+
+test('a_renewal_ends_with_its_hold', async () => {
+  const { locks, sent } = scripted({
+    ACQUIRE: () => [1, 7],
+    SESSION: () => sleep(20, [8, 0, null, []]),
+    RENEW: (words) => { if (words.includes('IN')) throw new Error('LOADING it begins'); },
+  }, { lease: 3_000 });
+  const hold = await locks.tryLock('key');
+  await until(() => commands(sent, 'RENEW').length, 'it is renewed');
+  await sleep(20); // it pauses before the next attempt
+  await hold.releaseAfter(60_000);
+  await sleep(300);
+  assert.ok(!commands(sent, 'RENEW').at(-1).includes('IN'), 'the session does not get back what was left');
+  await locks.close();
+});
+
+test('a_renewal_that_is_refused_is_said_again', async () => {
+  const tries = { one: 0, two: 0 };
+  const { locks } = scripted({
+    ACQUIRE: ([, key]) => [key === 'one' ? 1 : 2, 7],
+    SESSION: () => sleep(50, [8, 0, 3_000, []]), // the server has begun the session again
+    RENEW: ([, key]) => ((tries[key] += 1) > 3 && key === 'one' ? [3_000, 8] : Promise.reject(new Error('NOPERM no RENEW'))),
+    RELEASE: () => 0,
+  }, { lease: 3_000 });
+  const [one, two] = [await locks.tryLock('one'), await locks.tryLock('two')];
+  await until(() => two.lost, 'its lease is over');
+  assert.match(two.signal.reason.message, /nobody has confirmed it before its end: NOPERM no RENEW/);
+  assert.ok(tries.one === 4 && tries.two > 4 && !one.lost);
+  await locks.close();
+});
+
+for (const message of ['ERR max number of clients reached', 'ERR max number of clients + cluster connections reached']) {
+  test(`a_server_that_is_full_is_asked_again (${message})`, async () => {
+    let tries = 0;
+    const full = () => Promise.reject(new Error(message));
+    const { locks, sent } = scripted({ ACQUIRE: () => [1, 7], RELEASE: () => ((tries += 1) < 3 ? full() : 0), FAIRACQUIRE: full, CANCEL: () => 0 });
+    const hold = await locks.tryLock('key');
+    await assert.rejects(locks.lock('key', { wait: 300 }), ({ constructor, cause }) => constructor === LockTimeout && cause.message === message);
+    assert.ok(commands(sent, 'FAIRACQUIRE').length > 1);
+    await hold.release();
+    assert.equal(commands(sent, 'RELEASE').length, 3);
+    await locks.close();
+  });
+}
 
 test('a_logger_that_fails_ends_no_wait', async () => {
   const { locks } = scripted({ FAIRACQUIRE: () => { throw new Error('LOADING it begins'); }, CANCEL: () => 0, RELEASE: () => 0 },

@@ -86,6 +86,25 @@ const sentinelAt = async ([host, port]) => {
   ending.push(() => sentinel.destroy());
   return sentinel;
 };
+/** Accepts connections, and never answers. */
+async function silent() {
+  const sockets = [];
+  const server = net.createServer((socket) => sockets.push(socket.on('error', () => {}).resume())).listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  ending.push(() => {
+    server.close();
+    for (const socket of sockets) socket.destroy();
+  });
+  return ['127.0.0.1', server.address().port];
+}
+
+const OF_SEVERAL = {
+  ioredis: (sentinels) => new Redis({ sentinels, name: 'pair', lazyConnect: true }),
+  'node-redis': (sentinelRootNodes) => {
+    const sentinelClientOptions = { socket: { connectTimeout: 1_000, socketTimeout: 1_000 }, pingInterval: 300 };
+    return createSentinel({ name: 'pair', sentinelRootNodes, sentinelClientOptions }).on('error', () => {});
+  },
+};
 /** What Locks is made of. */
 const BY_SENTINEL = {
   ioredis: async ([host, port]) => new Redis({ sentinels: [{ host, port }], name: 'pair', lazyConnect: true }),
@@ -153,6 +172,20 @@ if (isOf('nodes')) {
         await (await wait).release();
         await server.awaitGone();
         await locks.close();
+      });
+    }
+    for (const library of libraries.filter((one) => !isOld(one))) {
+      it(`a_silent_sentinel_takes_a_part_of_the_time (${library})`, { timeout: 4 * PATIENCE }, async () => {
+        sentinel ??= await sentinelOfThePair();
+        const of = (...all) => OF_SEVERAL[library](all.map(([host, port]) => ({ host, port })));
+        const [one, another] = [await silent(), await silent()];
+        const { key } = new Server('pair');
+        const locks = new Locks(of(one, sentinel), { ...settings, replyTimeout: 8_000 });
+        await (await locks.tryLock(key)).release(); // which makes one attempt
+        await locks.close();
+        const patient = new Locks(of(one, another, sentinel), { ...settings, replyTimeout: 3_000 });
+        await (await patient.lock(`${key}:2`, { wait: PATIENCE })).release();
+        await patient.close();
       });
     }
   });

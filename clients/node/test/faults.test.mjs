@@ -38,6 +38,20 @@ test('what_others_do_to_a_hold_is_reported', async ({ server, make }) => {
   await server.ask('DEL', `${server.key}:2`);
 });
 
+test('a_command_that_comes_late_keeps_no_lock_that_was_left', async ({ server, make }) => {
+  const locks = make();
+  const kept = await locks.lock(`${server.key}:kept`);
+  const hold = await locks.lock(server.key);
+  await until(async () => (await server.holder()).alive, 'the session is kept');
+  await hold.releaseAfter(LONG);
+  const session = hold.owner.replace(/\/\d+$/, '');
+  await server.ask('DLOCK.RENEW', server.key, hold.owner, LEASE, 'TOKEN', hold.token, 'IN', session);
+  await until(async () => (await server.holder()).in === '', 'it is left again');
+  assert.equal((await server.holder()).token, hold.token);
+  await server.ask('DEL', server.key);
+  await kept.release();
+});
+
 test('many_that_are_left_stop_no_keeper', async ({ server, make }) => {
   const path = await control(`path ${addresses('DLOCK_SINGLE')[0].join(':')}`);
   await control(`delay ${path} 200`);
@@ -177,6 +191,19 @@ test('what_is_still_held_after_a_pause_is_kept', async ({ server, make }) => {
   await until(() => hold.lost || hold.left() > 0, 'it is asked for');
   assert.ok(!hold.lost);
   await hold.release();
+});
+
+test('a_candidate_campaigns_after_a_pause', async ({ server, make }) => {
+  const election = new Election(make(undefined, {}, { lease: 1_500, logger: { warn() {} } }), server.key);
+  const term = await election.campaign();
+  await until(async () => (await server.holder()).alive, 'it is kept');
+  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 3_000); // the program stalls, and the server renews
+  assert.ok(!election.isLeader && !term.lost);
+  const next = await election.campaign({ wait: PATIENCE / 2 }); // it does not wait for itself
+  assert.ok(next.token > term.token && election.term === next.token);
+  assert.ok(term.lost && term.signal.aborted); // who still works for the old term learns of its end
+  await election.resign();
+  await server.awaitGone();
 });
 
 test('eleven_waits_on_one_signal_warn_of_nothing', async ({ server, make }) => {

@@ -100,6 +100,13 @@ const tests = {
     });
     for (const master of masters) await master.awaitGone();
   },
+
+  async no_lock_that_ended_while_another_was_waited_for({ make }) {
+    const { key } = new Server('single');
+    const [one, other] = [make(clients(addresses('DLOCK_MASTERS'))), make(clients(addresses('DLOCK_MASTERS')))];
+    await other.acquire([`${key}b`], 3_000);
+    await assert.rejects(one.acquire([`${key}a`, `${key}b`], 1_500, { retryCount: -1 }), ExecutionError);
+  },
 };
 
 after(closeConnections);
