@@ -6,6 +6,7 @@ import static dlock.Clock.NEVER;
 import static java.lang.System.Logger.Level.WARNING;
 
 import java.time.Duration;
+import java.util.Collections;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.function.Consumer;
@@ -141,7 +142,8 @@ public final class Asking {
         if (permits != null && (limit == null || limit == Request.SHARED)) {
             throw new IllegalArgumentException("permits must be given with limit, not " + permits + " alone");
         }
-        return new Request(List.of(key), lease, maxHold, actor, limit == null ? 1 : limit, permits == null ? 1 : permits, onLost);
+        return new Request(List.of(key), lease, maxHold, actor, limit == null ? 1 : limit, permits == null ? 1 : permits,
+                Collections.singletonList(onLost));
     }
 
     private CompletableFuture<Hold> start(long wait) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 package dlock;
 
+import dlock.DLockException.Unavailable;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
@@ -33,12 +34,12 @@ final class Belief {
     volatile boolean isOver;
     volatile boolean isReleased;
     volatile String reason = "";
+    /** When its lease is to end, if it was left to it. */
+    Long leftUntil;
     /** The last RENEW. */
     Errand renewal;
     /** It has left this session for another one, or for none: the client does not release a hold that another renews. */
     boolean isTaken;
-    /** What the last RENEW has come to. */
-    RuntimeException why;
 
     Belief(String key, String owner, long token, long end, Request request) {
         this.key = key;
@@ -47,7 +48,7 @@ final class Belief {
         this.end = end;
         lease = request.lease();
         bound = Clock.after(since, request.maxHold());
-        onLost = request.onLost();
+        onLost = request.onLost().get(request.keys().indexOf(key));
     }
 
     Place place() {
@@ -66,6 +67,14 @@ final class Belief {
 
     long third() {
         return since + lease / 3;
+    }
+
+    /** Returns why nothing prolongs it, or null. */
+    RuntimeException why() {
+        if (isTaken) {
+            return new Unavailable("it was taken out of the session", null);
+        }
+        return renewal != null && renewal.tries > 0 && !renewal.isDone() ? renewal.why() : null;
     }
 
     /** Returns a command that names the hold by its token. */

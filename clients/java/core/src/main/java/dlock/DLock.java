@@ -57,7 +57,7 @@ public sealed class DLock implements Lock permits DSemaphore {
         this.limit = limit;
         this.isReentrant = isReentrant;
         lease = locks.sessions.settings.lease().toNanos();
-        request(List.of(key == null ? "" : key), NEVER, 1); // a mistake fails where it is made
+        request(List.of(this), NEVER, 1); // a mistake fails where it is made
     }
 
     /**
@@ -294,8 +294,9 @@ public sealed class DLock implements Lock permits DSemaphore {
         return held;
     }
 
-    private Request request(List<String> keys, long maxHold, int permits) {
-        return new Request(keys, lease, Math.min(maxHold, this.maxHold), locks.mine.get().actor, limit, permits, onLost);
+    private Request request(List<DLock> some, long maxHold, int permits) {
+        return new Request(some.stream().map(DLock::key).toList(), lease, Math.min(maxHold, this.maxHold), locks.mine.get().actor, limit,
+                permits, some.stream().map(lock -> lock.onLost).toList());
     }
 
     /** Returns whether one command can take both. */
@@ -342,7 +343,7 @@ public sealed class DLock implements Lock permits DSemaphore {
     /** Takes locks of one slot, none of which this thread has, in one step. They are of one limit. */
     static boolean takeNew(List<DLock> some, long wait, boolean isInterruptible, long maxHold, int permits) throws InterruptedException {
         DLock first = some.get(0);
-        Request request = first.request(some.stream().map(DLock::key).toList(), maxHold, permits);
+        Request request = first.request(some, maxHold, permits);
         List<Hold> holds = first.locks.take(request, wait, isInterruptible);
         for (int i = 0; holds != null && i < some.size(); i++) {
             first.locks.mine.get().push(some.get(i).key, new Held(holds.get(i), first.limit));

@@ -106,13 +106,18 @@ public class DLockException extends RuntimeException {
         return error instanceof Refused || error instanceof NotHeld;
     }
 
+    /** Whether a server has read the command, and will not answer it in another way. A refused login is about the connection. */
+    static boolean isAnswer(Throwable error) {
+        return isSaid(error) && !passes(error) && !code(error).equals("WRONGPASS") && !code(error).equals("NOAUTH");
+    }
+
     /**
      * Whether the error may pass with another connection, another node or a little time. It does not pass if the library is of
      * another version (a {@link LinkageError}), or does not accept what it was given.
      */
     static boolean passes(Throwable error) {
         if (error instanceof Refused refused) {
-            return PASSING.contains(code(refused)) || refused.getMessage().contains("max number of clients reached");
+            return PASSING.contains(code(refused)) || refused.getMessage().contains("max number of clients");
         }
         for (Throwable cause = error; cause != null; cause = cause.getCause()) {
             if (cause instanceof SSLException || cause instanceof UnknownHostException || cause instanceof LinkageError

@@ -4,31 +4,42 @@ package dlock;
 import dlock.DLockException.Unavailable;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
+import java.util.function.Predicate;
 
 /**
- * A command that is said again until the server has answered it, or has refused it for good, or until it means nothing any longer. It
- * ends with the answer.
+ * A command that is said again until the server has answered it, or until it means nothing any longer. It ends with the answer, or
+ * with an error that is as good as one.
  */
 final class Errand extends CompletableFuture<Object> {
     private final Sessions s;
     private final String key;
     private final byte[][] words;
-    private final long until;
+    private volatile long until;
+    private final Predicate<RuntimeException> ends;
     /** When the command was sent that was answered. */
     volatile long sent;
     volatile int tries;
     private volatile RuntimeException error = new Unavailable("the server does not answer", null);
 
-    Errand(Sessions s, String key, byte[][] words, long until) {
+    Errand(Sessions s, String key, byte[][] words, long until, Predicate<RuntimeException> ends) {
         this.s = s;
         this.key = key;
         this.words = words;
         this.until = until;
+        this.ends = ends;
     }
 
     /** Returns the last failure. */
     RuntimeException why() {
         return error;
+    }
+
+    /** Says it no more. An attempt that is under way may still be answered, unless the client is closed. */
+    void stop() {
+        until = Clock.now();
+        if (s.isClosed) {
+            cancel(false);
+        }
     }
 
     void say() {
@@ -48,10 +59,10 @@ final class Errand extends CompletableFuture<Object> {
                 return;
             }
             error = DLockException.of(why);
-            if (DLockException.passes(error)) {
-                s.timer.schedule(this::say, 100, TimeUnit.MILLISECONDS);
-            } else {
+            if (ends.test(error)) {
                 completeExceptionally(error);
+            } else {
+                s.timer.schedule(this::say, 100, TimeUnit.MILLISECONDS);
             }
         });
     }

@@ -143,6 +143,7 @@ public final class Hold implements AutoCloseable {
         if (s.isClosed) {
             return CompletableFuture.failedFuture(Sessions.closedError());
         }
+        long from = Clock.now();
         Errand errand = s.under(() -> belief.isOver ? null : s.end(belief, reason, false, nanos));
         if (errand == null) {
             return CompletableFuture.failedFuture(new NotHeld("NOTHELD lock " + key() + ": " + belief.reason));
@@ -151,7 +152,8 @@ public final class Hold implements AutoCloseable {
         var bound = s.timer.schedule(() -> done.completeExceptionally(errand.why()), s.settings.replyNanos(), TimeUnit.NANOSECONDS);
         errand.whenComplete((reply, why) -> {
             bound.cancel(false);
-            if (why == null || why instanceof NotHeld && errand.tries > 1) { // an earlier one has given it back
+            // An earlier one may have ended it, and its answer is lost.
+            if (why == null || why instanceof NotHeld && errand.tries > 1 && Clock.now() - from >= nanos) {
                 done.complete(null);
             } else {
                 done.completeExceptionally(why);
@@ -160,6 +162,15 @@ public final class Hold implements AutoCloseable {
         s.tell(observer -> observer.released(key(), Sessions.since(belief.since)));
         found.clean();
         return done;
+    }
+
+    /** Reports the loss, as the clock would, and releases what the server may still have: for an election after a stall. */
+    void expire() {
+        s.under(() -> {
+            if (!belief.isOver) {
+                s.expire(belief);
+            }
+        });
     }
 
     /** Returns the value, or throws the error. The future always completes: each call has a bound. An interrupt is kept. */

@@ -54,9 +54,12 @@ public final class Leader implements AutoCloseable {
     public CompletableFuture<Hold> campaign() {
         standing.lock();
         try {
-            Hold now = hold(); // as long as it is not lost, a new request would wait behind it
-            if (campaign != null && (!campaign.isDone() || now != null && now.isHeld())) {
+            if (campaign != null && (!campaign.isDone() || isLeader())) {
                 return campaign;
+            }
+            Hold last = hold();
+            if (last != null) {
+                last.expire(); // after a stall it may still hold the lock, and a new request would wait behind it
             }
             String actor = id + "#" + UUID.randomUUID(); // two of one name are two
             return campaign = locks.ask(name).actor(actor).holdAsync();

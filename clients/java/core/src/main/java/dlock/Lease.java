@@ -44,7 +44,8 @@ public final class Lease {
     /** Asks again what passes, until the time for a reply is over. All of these may be asked twice. */
     private static Object ask(Sessions s, String key, Object... words) {
         s.check();
-        return Hold.await(s.errand(key, Request.bytes(List.of(words)), Clock.now() + s.settings.replyNanos()));
+        return Hold.await(s.errand(key, Request.bytes(List.of(words)), Clock.now() + s.settings.replyNanos(),
+                why -> !DLockException.passes(why)));
     }
 
     /** Returns the fencing token. */

@@ -14,8 +14,9 @@ import java.util.function.Consumer;
  *
  * @param limit how many permits may be held together
  * @param permits how many of them its hold takes
+ * @param onLost what is called with a hold that is lost, or null, by key
  */
-record Request(List<String> keys, long lease, long maxHold, String actor, int limit, int permits, Consumer<Hold> onLost) {
+record Request(List<String> keys, long lease, long maxHold, String actor, int limit, int permits, List<Consumer<Hold>> onLost) {
     static final int SHARED = Integer.MAX_VALUE;
 
     Request {

@@ -32,6 +32,7 @@ import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.Consumer;
+import java.util.function.Predicate;
 import java.util.function.Supplier;
 
 /**
@@ -262,7 +263,7 @@ final class Sessions {
         hold.isReleased = !isLost;
         hold.isOver = true;
         if (hold.renewal != null) {
-            hold.renewal.cancel(false);
+            hold.renewal.stop();
         }
         if (isLost) {
             lost.add(hold);
@@ -275,18 +276,38 @@ final class Sessions {
      */
     Errand end(Belief hold, String reason, boolean isLost, long nanos) {
         end(hold, reason, isLost);
-        Errand errand = say(hold.key, ending(hold, nanos), hold.lease);
+        Errand errand = nanos == 0 ? say(hold.key, hold.words("RELEASE"), hold.lease) : leaveToLease(hold, nanos);
         errand.whenComplete((reply, why) -> under(() -> {
-            held.remove(hold.place());
-            if (why instanceof Refused && !DLockException.passes(why)) {
-                say(hold.key, ending(hold, nanos == 0 ? hold.lease : 0), hold.lease);
+            boolean isRefused = why instanceof Refused && !DLockException.passes(why);
+            if (isRefused && nanos == 0) {
+                leaveToLease(hold, hold.lease);
+            } else if (isRefused) {
+                say(hold.key, hold.words("RELEASE"), hold.lease);
+            } else if (nanos == 0) {
+                held.remove(hold.place());
             }
         }));
         return errand;
     }
 
-    private static byte[][] ending(Belief hold, long nanos) {
-        return nanos == 0 ? hold.words("RELEASE") : hold.words("RENEW", Math.max(1, nanos / MS));
+    /** Has the server renew the hold no more, so that its lease ends it. */
+    private Errand leaveToLease(Belief hold, long nanos) {
+        hold.leftUntil = Clock.after(Clock.now(), nanos);
+        Errand errand = say(hold.key, hold.words("RENEW", Math.max(1, nanos / MS)), hold.lease);
+        // Until then a row may still tell of the grant, and what is of nobody is released.
+        errand.whenComplete((reply, why) -> timer.schedule(() -> under(() -> held.remove(hold.place())), 3 * settings.replyNanos(),
+                TimeUnit.NANOSECONDS));
+        return errand;
+    }
+
+    /**
+     * Leaves a hold to its lease once more, if it was left: the server has said that it is in a session. A command of its owner may have
+     * come late, and the server would renew what nobody can release.
+     */
+    private void leaveAgain(Belief hold) {
+        if (hold.leftUntil != null) {
+            say(hold.key, hold.words("RENEW", Math.max(1, (hold.leftUntil - Clock.now()) / MS)), hold.lease);
+        }
     }
 
     /** Tells of a loss. What may block of the program's own code has a thread of its own. */
@@ -338,7 +359,7 @@ final class Sessions {
     }
 
     /** Reports a hold whose believed end has passed. The server may still count it as held, so the client releases it. */
-    private void expire(Belief hold) {
+    void expire(Belief hold) {
         String reason = hold.bound <= Clock.now() ? "max_hold is over" : "nobody has confirmed it before its end: " + silence(hold);
         if (hold.isTaken) { // another client renews it now
             lose(hold, reason);
@@ -355,7 +376,7 @@ final class Sessions {
         if (session != null && session.loop != null && session.loop.asked > session.heard) {
             text += ", the question after it " + seconds(session.loop.asked);
         }
-        RuntimeException why = hold.why == null && session != null ? session.error : hold.why;
+        RuntimeException why = hold.why() == null && session != null ? session.error : hold.why();
         return text + (why == null ? "" : ", " + why.getMessage());
     }
 
@@ -365,12 +386,13 @@ final class Sessions {
 
     /** Says a command until a server has answered it, or until nothing can be left there of a client that has been silent. */
     Errand say(String key, byte[][] words, long lease) {
-        return errand(key, words, Clock.now() + settings.hangTimeout().toNanos() + 2 * Math.max(lease, settings.lease().toNanos()));
+        return errand(key, words, Clock.now() + settings.hangTimeout().toNanos() + 2 * Math.max(lease, settings.lease().toNanos()),
+                DLockException::isAnswer);
     }
 
-    /** Says a command until a server has answered it, or until that time. */
-    Errand errand(String key, byte[][] words, long until) {
-        Errand errand = new Errand(this, key, words, until);
+    /** Says a command until a server has answered it, by a reply or an error that ends it, or until that time. */
+    Errand errand(String key, byte[][] words, long until, Predicate<RuntimeException> ends) {
+        Errand errand = new Errand(this, key, words, until, ends);
         errands.add(errand);
         errand.whenComplete((reply, why) -> errands.remove(errand));
         after(errand::say);
@@ -393,14 +415,14 @@ final class Sessions {
         if (hold.renewal != null && !hold.renewal.isDone() || hold.isOver) {
             return;
         }
-        Errand errand = errand(hold.key, hold.words("RENEW", Math.max(1, hold.lease / MS), "IN", name), NEVER);
+        Errand errand = errand(hold.key, hold.words("RENEW", Math.max(1, hold.lease / MS), "IN", name), NEVER, NotHeld.class::isInstance);
         hold.renewal = errand;
         errand.whenComplete((reply, why) -> under(() -> {
             if (hold.isOver) {
-                return;
-            }
-            hold.why = why == null ? null : DLockException.of(why);
-            if (why instanceof NotHeld) {
+                if (reply != null) {
+                    leaveAgain(hold);
+                }
+            } else if (why instanceof NotHeld) {
                 lose(hold, why.getMessage());
             } else if (reply instanceof List<?> answer) {
                 hold.end = Math.max(hold.end, believed(errand.sent, number(answer.get(0))));
@@ -448,6 +470,8 @@ final class Sessions {
             take.granted(key, token, session, end);
         } else if (isGrant && hold == null) { // a place that was left, or a command that came late
             say(key, Request.bytes(List.of("DLOCK.RELEASE", key, owner, "TOKEN", token)), 0);
+        } else if (isGrant && hold.isOver) {
+            leaveAgain(hold);
         } else if (hold != null && !hold.isOver) { // else whoever ended it knows
             row(session, word, hold, end);
         }
@@ -461,7 +485,6 @@ final class Sessions {
             }
             case "taken" -> {
                 hold.isTaken = true;
-                hold.why = new Unavailable("it was taken out of the session", null);
                 leave(hold);
                 hold.end = Math.min(hold.end, end);
                 clock.set(hold.end);

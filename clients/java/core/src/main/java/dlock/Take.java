@@ -147,6 +147,7 @@ final class Take implements Job {
 
     private void waitIn(Session in) {
         session = in;
+        error = null; // what went wrong before is not why it waits
         isWaiting = true;
         waitingSince = Clock.now();
         in.waits.add(this);

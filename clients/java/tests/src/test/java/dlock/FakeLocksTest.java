@@ -72,18 +72,23 @@ class FakeLocksTest {
         }
     }
 
-    /** A process that stalled believes in nothing for a moment, and has lost nothing yet. */
+    /** A process that stalled leads no more, and has lost nothing yet: it gives the last term back before it campaigns. */
     @Test
     void aLeaderDoesNotWaitForItself() throws Exception {
         try (FakeLocks fake = new FakeLocks()) {
             Leader leader = new Leader(fake.locks(), "leader", "me");
             CompletableFuture<Hold> campaign = leader.campaign();
-            Stage.result(campaign);
-            fake.locks().sessions.under(() -> {
+            Hold term = Stage.result(campaign);
+            assertSame(campaign, leader.campaign());
+            CompletableFuture<Hold> again = fake.locks().sessions.under(() -> { // the clock does not ring in between
                 fake.locks().sessions.held.values().forEach(hold -> hold.end = Clock.now() - Clock.SECOND);
+                assertTrue(term.isHeld());
                 assertFalse(leader.isLeader());
-                assertSame(campaign, leader.campaign());
+                return leader.campaign();
             });
+            Hold next = Stage.result(again);
+            assertTrue(next.token() > term.token());
+            assertTrue(term.isLost() && leader.isLeader());
         }
     }
 

@@ -109,7 +109,7 @@ class PlantedTest {
                             + " key, owner, \"HOLDS\", 0)), NEVER / 8);")),
             new Fault("a_late_request_is_given_back a_loss_is_given_back a_row_that_nobody_knows", NO_RELEASE,
                     new Edit("Sessions", "end(hold, reason, true, 0);", "lose(hold, reason);")),
-            new Fault("released_during_a_failover", "Errand", "if (DLockException.passes(error)) {", "if (error == null) {"),
+            new Fault("released_during_a_failover", "Errand", "if (ends.test(error)) {", "if (error != null) {"),
             new Fault("released_while_the_server_is_away", "Hold", "s.timer.schedule(() -> done.completeExceptionally(errand.why()),",
                     "s.timer.schedule(() -> {\n done.completeExceptionally(errand.why());\n errand.cancel(false);\n },"),
             new Fault("the_last_word", "Session", "String key = session.anyKey();",

@@ -8,9 +8,12 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import dlock.DLockException.Unavailable;
+import java.net.UnknownHostException;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collections;
+import java.util.Iterator;
 import java.util.List;
 import java.util.Set;
 import java.util.concurrent.BlockingQueue;
@@ -31,6 +34,7 @@ import java.util.concurrent.locks.LockSupport;
 import java.util.function.BiFunction;
 import java.util.function.Function;
 import java.util.stream.Stream;
+import javax.net.ssl.SSLException;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 
@@ -39,7 +43,7 @@ class RulesTest {
     private static final long LEASE = 600 * Clock.MS;
 
     private static Belief hold(Session session, long token, long lease) {
-        Request request = new Request(List.of("key"), lease, Clock.NEVER, null, 1, 1, null);
+        Request request = new Request(List.of("key"), lease, Clock.NEVER, null, 1, 1, Collections.singletonList(null));
         Belief hold = new Belief("key", "owner", token, Clock.now() + lease / 3, request);
         hold.session = session;
         session.holds.put(hold.place(), hold);
@@ -84,6 +88,18 @@ class RulesTest {
         try (DLocks locks = answering(words -> CompletableFuture.completedFuture(
                 words.startsWith("DLOCK.SESSION") ? Arrays.asList(5L, 0L, null, List.of()) : List.of(0L, 0L, 5L)))) {
             assertNull(locks.ask("key").tryHold(Duration.ofMillis(300)));
+        }
+    }
+
+    /** It has asked again since, and the server has kept its place. */
+    @Test
+    void aFailureBeforeTheWaitIsNotItsReason() throws Exception {
+        AtomicBoolean hasFailed = new AtomicBoolean();
+        try (DLocks locks = answering(words -> words.startsWith("DLOCK.SESSION")
+                ? CompletableFuture.completedFuture(Arrays.asList(5L, 0L, null, List.of()))
+                : hasFailed.getAndSet(true) ? CompletableFuture.completedFuture(List.of(0L, 0L, 5L))
+                : CompletableFuture.failedFuture(new Said("LOADING it starts")))) {
+            assertNull(locks.ask("key").tryHold(Duration.ofSeconds(1)));
         }
     }
 
@@ -517,6 +533,132 @@ class RulesTest {
             assertThrows(DLockException.Refused.class, () -> hold.releaseAfter(Duration.ofSeconds(5)));
             Stage.until("it is released", () -> seen.stream().anyMatch(words -> words.startsWith("DLOCK.RELEASE")));
             assertThrows(NotHeld.class, hold::release);
+        }
+    }
+
+    /** The answer to the first command is lost. A lock whose time is over when the next one is answered has ended as it should. */
+    @Test
+    void aLockThatWasLeftMayEndBeforeAnAnswer() throws Exception {
+        for (long ms : List.of(60_000L, 50L)) {
+            AtomicInteger tries = new AtomicInteger();
+            try (DLocks locks = answering(words -> words.startsWith("DLOCK.RENEW")
+                    ? CompletableFuture.failedFuture(tries.getAndIncrement() == 0 ? new UnknownHostException("nobody") : new Said("NOTHELD no"))
+                    : CompletableFuture.completedFuture(List.of(7L, 5L)))) {
+                Hold hold = locks.ask("key").hold();
+                if (ms > 50) {
+                    assertThrows(NotHeld.class, () -> hold.releaseAfter(Duration.ofMillis(ms)));
+                } else {
+                    hold.releaseAfter(Duration.ofMillis(ms));
+                }
+                assertEquals(2, tries.get());
+            }
+        }
+    }
+
+    /** A name that cannot be looked up, or a login that is refused, is no answer of a server: it still has the hold, and renews it. */
+    @Test
+    void anErrandEndsByAnAnswer() throws Exception {
+        Iterator<Exception> failures = List.of(new UnknownHostException("no such name"), new SSLException("no such certificate"),
+                new IllegalStateException("strange"), new Said("WRONGPASS no such user"), new Said("NOAUTH who are you"),
+                new Said("ERR max number of clients + cluster connections reached")).iterator();
+        try (DLocks locks = answering(words -> words.startsWith("DLOCK.RELEASE") && failures.hasNext()
+                ? CompletableFuture.failedFuture(failures.next())
+                : CompletableFuture.completedFuture(words.startsWith("DLOCK.RELEASE") ? 0L : List.of(7L, 5L)))) {
+            locks.ask("key").hold().releaseAsync();
+            Stage.until("it is answered", () -> sent("DLOCK.RELEASE") == 7);
+        }
+    }
+
+    private long sent(String command) {
+        return seen.stream().filter(words -> words.startsWith(command)).count();
+    }
+
+    /** Rights may come back: until the end of the hold the server that has another session is asked again. */
+    @Test
+    void aRenewalThatIsRefusedIsSaidAgain() throws Exception {
+        try (DLocks locks = answering(words -> words.startsWith("DLOCK.SESSION") ? CompletableFuture.completedFuture(
+                Arrays.asList(6L, 0L, LEFT, List.of()))
+                : !words.startsWith("DLOCK.RENEW") ? CompletableFuture.completedFuture(List.of(7L, 5L))
+                : words.startsWith("DLOCK.RENEW one") && sent("DLOCK.RENEW one") > 3 ? CompletableFuture.completedFuture(List.of(3000L, 6L))
+                : CompletableFuture.failedFuture(new Said("NOPERM no RENEW")))) {
+            Hold one = locks.ask("one").hold();
+            Hold two = locks.ask("two").hold();
+            String why = two.lost().toCompletableFuture().get(10, TimeUnit.SECONDS);
+            assertTrue(why.startsWith("nobody has confirmed it before its end") && why.endsWith("NOPERM no RENEW"), why);
+            assertTrue(one.isHeld(), seen.toString());
+        }
+    }
+
+    /**
+     * The row of a grant may be on its way while its lock is left to its lease, which is not to end then. Or a late command has brought
+     * the lock back: the session is not to renew it.
+     */
+    @Test
+    void aRowOfALockThatWasLeftReleasesNothing() throws Exception {
+        CompletableFuture<Object> rows = new CompletableFuture<>();
+        try (DLocks locks = answering(words -> words.startsWith("DLOCK.SESSION")
+                ? words.contains(" SEEN 5 0") ? rows.copy() : CompletableFuture.completedFuture(Arrays.asList(5L, 2L, LEFT, List.of()))
+                : CompletableFuture.completedFuture(words.startsWith("DLOCK.RENEW") ? 9000L
+                : words.startsWith("DLOCK.RELEASE") ? 0L : List.of(words.contains(" wait ") ? 0L : 7L, 5L)))) {
+            Hold left = locks.ask("left").hold();
+            Hold given = locks.ask("given").hold();
+            locks.ask("wait").holdAsync();
+            Stage.until("the loop has asked", () -> sent("DLOCK.SESSION") == 1);
+            left.releaseAfter(Duration.ofSeconds(9));
+            given.release();
+            rows.complete(Arrays.asList(5L, 2L, LEFT, List.of(row(1, left), row(2, given))));
+            Stage.until("it has read the rows", () -> seen.stream().anyMatch(words -> words.contains(" SEEN 5 2")));
+            Stage.until("it is left once more", () -> sent("DLOCK.RENEW left") == 2);
+            assertTrue(seen.stream().anyMatch(words -> words.matches("DLOCK.RENEW left [^ ]+ [1-8][0-9]{3} TOKEN 7")), seen.toString());
+            assertEquals(List.of(0L, 2L), List.of(sent("DLOCK.RELEASE left"), sent("DLOCK.RELEASE given")));
+        }
+    }
+
+    @Test
+    void aRenewalThatComesLateKeepsNoLockThatWasLeft() throws Exception {
+        for (long ms : List.of(9000L, 1L)) {
+            seen.clear();
+            CompletableFuture<Object> late = new CompletableFuture<>();
+            try (DLocks locks = answering(words -> words.startsWith("DLOCK.SESSION") // it begins again
+                    ? CompletableFuture.completedFuture(Arrays.asList(6L, 0L, null, List.of()))
+                    : words.contains(" IN ") && words.startsWith("DLOCK.RENEW") ? late.copy()
+                    : CompletableFuture.completedFuture(words.startsWith("DLOCK.RENEW") ? ms : List.of(7L, 5L)))) {
+                Hold hold = locks.ask("key").hold();
+                Stage.until("it is renewed", () -> sent("DLOCK.RENEW") == 1);
+                hold.releaseAfter(Duration.ofMillis(ms));
+                Thread.sleep(10);
+                late.complete(List.of(3000L, 6L)); // by another connection: it was left before
+                Stage.until("it is left once more", () -> sent("DLOCK.RENEW") == 3);
+                assertTrue(seen.stream().anyMatch(words -> words.matches("DLOCK.RENEW key [^ ]+ ([1-8][0-9]{3}|1) TOKEN 7")), seen.toString());
+            }
+        }
+    }
+
+    private static List<Object> row(long number, Hold hold) {
+        return List.of(number, "granted".getBytes(UTF_8), hold.key().getBytes(UTF_8), hold.owner().getBytes(UTF_8), hold.token(), LEFT);
+    }
+
+    @Test
+    void whatHasEndedIsForgotten() throws Exception {
+        try (FakeLocks fake = new FakeLocks(Settings.DEFAULT.replyTimeout(Duration.ofMillis(500)))) {
+            Sessions s = fake.locks().sessions;
+            fake.locks().ask("given").hold().release();
+            Stage.until("it is forgotten", () -> s.under(() -> s.held.isEmpty()));
+            fake.locks().ask("left").hold().releaseAfter(Duration.ofMinutes(9));
+            assertEquals(1, s.under(() -> s.held.size()));
+            Stage.until("it is forgotten, too", () -> s.under(() -> s.held.isEmpty()));
+        }
+    }
+
+    /** They are taken by one command, and each keeps its own. */
+    @Test
+    void eachOfSeveralLocksTellsItsOwnOfItsLoss() throws Exception {
+        try (FakeLocks fake = new FakeLocks()) {
+            DLocks.all(fake.locks().lock("one").onLost(hold -> seen.add("one " + hold.key())), fake.locks().lock("none"),
+                    fake.locks().lock("two").onLost(hold -> seen.add("two " + hold.key()))).lock();
+            List.of("one", "none", "two").forEach(fake::lose);
+            Stage.until("both are told", () -> seen.size() == 2);
+            assertEquals(Set.of("one one", "two two"), Set.copyOf(seen));
         }
     }
 
