@@ -11,6 +11,8 @@ import (
 
 const batch = 100 // commands in one pipeline
 
+var closing = time.Second // how long Close waits for what is yet to be delivered; only tests change it
+
 // A delivery is a command that is repeated until a server has answered it, or until it no longer matters.
 type delivery struct {
 	key      string
@@ -32,7 +34,7 @@ func (l *Locks) enqueue(id int64, d *delivery) {
 	d.since = now()
 	queue, flushed := l.queues[id]
 	l.queues[id] = append(queue, d)
-	if !flushed && !l.closed {
+	if !flushed && l.ctx.Err() == nil {
 		go l.flush(id)
 	}
 }
@@ -43,7 +45,7 @@ func (l *Locks) flush(id int64) {
 		l.mu.Lock()
 		l.giveUp(id)
 		deliveries := slices.Clone(l.queues[id][:min(len(l.queues[id]), batch)])
-		if len(deliveries) == 0 || l.closed {
+		if len(deliveries) == 0 || l.ctx.Err() != nil {
 			delete(l.queues, id)
 			l.mu.Unlock()
 			return
@@ -101,7 +103,11 @@ func (l *Locks) deliver(ctx context.Context, id int64, d *delivery) (err error, 
 	for first = true; ; first = false {
 		sent := now()
 		var reply any
-		reply, err = l.commands.call(ctx, max(end-sent, time.Millisecond), d.words...)
+		if first { // a cluster's client would send it again after a lost answer: the second one would tell of a loss
+			reply, err = l.commands.once(ctx, d.key, d.words...)
+		} else {
+			reply, err = l.commands.call(ctx, max(end-sent, time.Millisecond), d.words...)
+		}
 		l.mu.Lock()
 		switch {
 		case isAnswer(err):
@@ -123,15 +129,33 @@ func (l *Locks) giveBack(h *held, s *session) {
 	l.enqueue(s.number(), l.delivery(h, h.words("RELEASE"), nil))
 }
 
+// leaveAgain leaves a lock to its lease again: a late command may have brought the hold back into a session. If no time
+// remains, it sends the shortest lease. Otherwise the server would renew the hold for as long as the session lives.
+func (l *Locks) leaveAgain(h *held, id int64) {
+	if h.staysUntil != 0 {
+		l.enqueue(id, l.delivery(h, h.words("RENEW", millis(h.staysUntil-now())), nil))
+	}
+}
+
 // delivery returns a command that ends a hold. If the server refuses it, the other one follows.
 func (l *Locks) delivery(h *held, words, instead []any) *delivery {
 	return &delivery{
 		key: h.key, words: words, patience: l.patience(h.lease),
 		then: func(_ time.Duration, _ any, err error) {
-			delete(l.held, h.holdID)
-			if err != nil && !errors.Is(err, ErrNotHeld) && instead != nil {
-				l.enqueue(0, l.delivery(h, instead, nil))
+			if err == nil && words[0] == "DLOCK.RENEW" { // it stays taken, and a SESSION answered before may tell of its grant
+				time.AfterFunc(3*l.settings.ReplyTimeout, func() {
+					l.mu.Lock()
+					defer l.mu.Unlock()
+					delete(l.held, h.holdID)
+				})
+				return
 			}
+			if err != nil && !errors.Is(err, ErrNotHeld) && instead != nil {
+				h.staysUntil = now() + h.lease // if the other one is RENEW
+				l.enqueue(0, l.delivery(h, instead, nil))
+				return
+			}
+			delete(l.held, h.holdID)
 		},
 	}
 }

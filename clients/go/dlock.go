@@ -18,6 +18,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"strings"
 	"sync"
@@ -246,14 +247,19 @@ func (l *Locks) heldBy(ctx context.Context, key string) (any, error) {
 }
 
 // Close closes the connections: every later call fails with ErrClosed. Each hold is reported lost at once, and the server
-// keeps it until its lease ends.
+// keeps it until its lease ends. It takes up to a second, until all waits have left their queues.
 func (l *Locks) Close() {
 	l.mu.Lock()
-	count, before := len(l.held), l.closed
+	count, before := 0, l.closed
 	l.closed = true
-	for _, h := range l.held {
+	held := maps.Clone(l.held)
+	for _, h := range held {
+		if !h.over {
+			count++
+		}
 		l.lose(h, "closed")
 	}
+	l.held = held // until the end a row may tell of their grants, and what is of nobody is released
 	for _, t := range l.takes {
 		l.end(t, ErrClosed)
 	}
@@ -264,7 +270,17 @@ func (l *Locks) Close() {
 	if count > 0 {
 		l.log.Warn("closed with locks held: they are lost", "count", count)
 	}
+	for end := now() + closing; l.isLeaving() && now() < end; {
+		sleep(l.ctx, 5*time.Millisecond)
+	}
 	l.stop()
 	l.commands.close()
 	l.keeper.close()
+}
+
+// isLeaving says whether a take has yet to end, or a server has yet to answer what ends it.
+func (l *Locks) isLeaving() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.takes)+len(l.queues) > 0
 }

@@ -180,6 +180,187 @@ func TestAReleaseThatNobodyAnswersIsForgotten(t *testing.T) {
 	}, "single")
 }
 
+// A SESSION that was answered before its lock was left to its time, and is read after that, is about no hold of nobody.
+func TestALateRowFreesNothingThatStaysTaken(t *testing.T) {
+	in(t, func(s stage) {
+		locks := s.with(client("single", "", "", ""), Settings{Lease: 4 * patience, ReplyTimeout: time.Second})
+		forgotten := s.key + ":forgotten"
+		left, lost := s.lock(locks), s.had(s.startAt(ctx, locks, forgotten))
+		tell := func(hold *Hold, id int64) {
+			locks.mu.Lock()
+			defer locks.mu.Unlock()
+			session := locks.session(id, hold.Key)
+			locks.row(session, "granted", hold.held.holdID, hold.Owner, never)
+			locks.tidy(session)
+		}
+		isDone := func() bool {
+			locks.mu.Lock()
+			defer locks.mu.Unlock()
+			return len(locks.queues) == 0
+		}
+		id := left.held.session.id
+		s.must(left.ReleaseAfter(ctx, 4*patience))
+		tell(left, id)
+		locks.forget(lost.held)
+		tell(lost, id)
+		s.until("it is left to its lease", isDone)
+		tell(lost, id)
+		s.until("all is answered", isDone)
+		for _, key := range []string{s.key, forgotten} {
+			holders, _ := s.infoAt(key)
+			s.check(len(holders) == 1, "%s is free", key)
+		}
+		s.until("nothing of them is left here", func() bool {
+			locks.mu.Lock()
+			defer locks.mu.Unlock()
+			return len(locks.held) == 0
+		})
+		s.must(s.node(s.key).Del(ctx, s.key, forgotten).Err())
+	}, "single")
+}
+
+// A command that was under way when a lock was left to its lease brings the hold back into the session, which a wait keeps.
+func TestALateCommandKeepsNothingThatWasLeftToItsLease(t *testing.T) {
+	in(t, func(s stage) {
+		name, server := randomKey(), connection(addresses("single")[0])
+		s.must(server.Do(ctx, "ACL", "SETUSER", name, "on", ">word", "~*", "&*", "+@all", "-dlock.release").Err())
+		s.Cleanup(func() { server.Do(ctx, "ACL", "DELUSER", name) })
+		program := client("single", "", name, "word")
+		locks, other := s.with(program, Settings{Lease: 4 * patience, ReplyTimeout: patience}), s
+		other.key += ":other"
+		other.hold()
+		other.start(ctx, locks)
+		other.awaitQueued(1)
+		for _, leave := range []func(*Hold){
+			func(hold *Hold) { s.must(hold.ReleaseAfter(ctx, 4*patience)) },
+			func(hold *Hold) { locks.forget(hold.held) },
+			func(hold *Hold) { s.check(hold.Release(ctx) != nil, "it has the right") },
+		} {
+			for _, command := range []string{"DLOCK.RENEW", "DLOCK.FAIRACQUIRE"} {
+				hold := s.lock(locks)
+				late := func() {
+					words := []any{command, s.key, hold.Owner, millis(4 * patience), "IN", locks.name}
+					s.must(program.Do(ctx, words...).Err())
+				}
+				leave(hold)
+				s.awaitAnswers(locks)
+				late()
+				s.until("no session has it", func() bool {
+					holder := s.holder()
+					s.check(holder != nil, "it is free")
+					return holder.text("in") == ""
+				})
+				locks.mu.Lock()
+				hold.held.staysUntil = now()
+				locks.mu.Unlock()
+				late()
+				s.awaitGone()
+			}
+		}
+	}, "single")
+}
+
+// Nor does a RENEW whose answer comes later than that. No SESSION tells of it.
+func TestALateAnswerKeepsNothingThatWasLeftToItsLease(t *testing.T) {
+	in(t, func(s stage) {
+		locks := s.make(4 * patience)
+		hold := s.lock(locks)
+		locks.mu.Lock()
+		id := hold.held.session.id
+		locks.renew(hold.held, id)
+		renewal := locks.queues[id][0]
+		locks.mu.Unlock()
+		s.awaitAnswers(locks)
+		s.must(hold.ReleaseAfter(ctx, 4*patience))
+		s.ask(append(hold.held.words("RENEW", millis(4*patience)), "IN", locks.name)...)
+		s.check(s.holder().text("in") == locks.name, "%v", s.holder())
+		locks.mu.Lock()
+		renewal.then(now(), []any{(4 * patience).Milliseconds(), id}, nil)
+		locks.mu.Unlock()
+		s.until("no session has it", func() bool { return s.holder().text("in") == "" })
+		s.check(s.holder() != nil, "it is free")
+		s.must(s.node(s.key).Del(ctx, s.key).Err())
+	}, "single")
+}
+
+// awaitAnswers waits until the servers have answered all that is delivered in the background.
+func (s stage) awaitAnswers(locks *Locks) {
+	s.Helper()
+	s.until("all is answered", func() bool {
+		locks.mu.Lock()
+		defer locks.mu.Unlock()
+		return len(locks.queues) == 0
+	})
+}
+
+// A SESSION that blocks for a second does not know a hold that was granted since, whose lease is as short.
+func TestAShortHoldIsNotLostBesideALongSession(t *testing.T) {
+	alone(t, func(s stage) {
+		locks, short := s.make(long), s
+		short.key += ":short"
+		s.hold()
+		s.start(ctx, locks)
+		s.awaitQueued(1)
+		for range 3 {
+			s.until("a SESSION has just been sent", func() bool {
+				locks.mu.Lock()
+				defer locks.mu.Unlock()
+				for _, session := range locks.sessions {
+					if session.due-now() > 940*time.Millisecond {
+						return true
+					}
+				}
+				return false
+			})
+			hold := short.lock(locks, Lease(time.Second))
+			short.awaitOutlasts(hold, 2*time.Second)
+			s.must(hold.Release(ctx))
+		}
+	}, "single")
+}
+
+// One RENEW may not be enough until that SESSION is answered.
+func TestAHoldIsRenewedUntilASessionKnowsIt(t *testing.T) {
+	in(t, func(s stage) {
+		locks := s.make(4 * patience)
+		hold := s.lock(locks)
+		locks.mu.Lock()
+		h, session := hold.held, hold.held.session
+		session.kept, session.due, session.back = true, never, never
+		h.since -= 2 * patience // more than a third of its lease
+		before := h.end
+		locks.check(h)
+		locks.mu.Unlock()
+		s.awaitAnswers(locks)
+		locks.mu.Lock()
+		end, alarm := h.end, h.alarm
+		session.kept, session.due = false, 0
+		locks.mu.Unlock()
+		s.check(end > before, "it is not renewed")
+		s.check(alarm < end-h.lease/2, "it is not renewed again")
+		s.must(hold.Release(ctx))
+	}, "single")
+}
+
+// A SESSION that takes longer than it may is a sign of a process that was stopped, once.
+func TestALateSessionDelaysALossOnce(t *testing.T) {
+	in(t, func(s stage) {
+		locks := s.make(4 * patience)
+		hold := s.lock(locks)
+		locks.mu.Lock()
+		session := hold.held.session
+		session.kept, session.back = true, now()-2*stall
+		locks.check(hold.held)
+		first := locks.grace
+		locks.check(hold.held)
+		again := locks.grace
+		session.kept = false
+		locks.mu.Unlock()
+		s.check(first > 0 && again == first, "%v after %v", again, first)
+		s.must(hold.Release(ctx))
+	}, "single")
+}
+
 // A leader that was stopped is in doubt of its term, which the server may still have. It does not wait behind itself.
 func TestCampaignAfterAPauseDoesNotWaitForItself(t *testing.T) {
 	in(t, func(s stage) {

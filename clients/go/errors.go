@@ -109,7 +109,7 @@ func mayHaveRun(err error) bool {
 func isTransient(err error) bool {
 	var said ServerError
 	if errors.As(err, &said) {
-		return slices.Contains(transient, said.code()) || strings.HasPrefix(string(said), "ERR max number of clients reached")
+		return slices.Contains(transient, said.code()) || strings.HasPrefix(string(said), "ERR max number of clients")
 	}
 	var name *net.DNSError
 	var unknown x509.UnknownAuthorityError

@@ -33,6 +33,8 @@ type held struct {
 	alarm      time.Duration // when the timer fires
 	over       bool          // lost or released
 	renewing   bool          // a RENEW is under way
+	renewed    time.Duration // when the last RENEW was asked for
+	staysUntil time.Duration // the end of a lock that was left to its lease, or 0
 	taken      bool          // another client renews it
 	err        error         // of the last RENEW
 	ended      context.Context
@@ -85,6 +87,8 @@ func (l *Locks) forget(h *held) {
 	if !h.over {
 		id := h.session.number()
 		l.lose(h, "it was forgotten: the program no longer refers to its Hold, and has not released it")
+		h.staysUntil = now() + h.lease
+		l.held[h.holdID] = h // until its RENEW is answered: a row of its grant is not one of nobody
 		l.enqueue(id, l.delivery(h, h.words("RENEW", millis(h.lease)), nil))
 	}
 }
@@ -169,7 +173,7 @@ func isWord(word reflect.Value) bool {
 // takes ReplyTimeout at most, and ignores the end of the context. What no server has answered by then continues in the
 // background.
 func (h *Hold) Release(ctx context.Context) error {
-	return h.finish(ctx, h.held.words("RELEASE"), h.held.words("RENEW", millis(h.held.lease)))
+	return h.finish(ctx, h.held.words("RELEASE"), h.held.words("RENEW", millis(h.held.lease)), 0)
 }
 
 // ReleaseAfter releases the lock at that time from now, by the server's clock: it stays taken until then, whether or not
@@ -179,19 +183,19 @@ func (h *Hold) ReleaseAfter(ctx context.Context, d time.Duration) error {
 	if d < time.Millisecond {
 		return badArgument("d", "must be at least a millisecond")
 	}
-	return h.finish(ctx, h.held.words("RENEW", millis(d)), h.held.words("RELEASE"))
+	return h.finish(ctx, h.held.words("RENEW", millis(d)), h.held.words("RELEASE"), after(now(), d))
 }
 
 // finish ends the hold by a command. If the server refuses that, the other one follows in the background.
-func (h *Hold) finish(ctx context.Context, words, instead []any) error {
-	id, err := h.stop()
+func (h *Hold) finish(ctx context.Context, words, instead []any, staysUntil time.Duration) error {
+	id, err := h.stop(staysUntil)
 	if err != nil {
 		return err
 	}
 	l := h.locks
 	err, first := l.deliver(ctx, id, l.delivery(h.held, words, instead))
 	if errors.Is(err, ErrNotHeld) {
-		if !first && words[0] == "DLOCK.RELEASE" { // an earlier one, whose answer was lost, has released it
+		if !first && now() >= staysUntil { // an earlier one, whose answer was lost, has ended it
 			err = nil
 		} else {
 			l.mu.Lock()
@@ -210,7 +214,7 @@ func (h *Hold) finish(ctx context.Context, words, instead []any) error {
 }
 
 // stop ends the belief in the hold. It returns the id of its session.
-func (h *Hold) stop() (id int64, err error) {
+func (h *Hold) stop(staysUntil time.Duration) (id int64, err error) {
 	l, s := h.locks, h.held
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -223,7 +227,7 @@ func (h *Hold) stop() (id int64, err error) {
 		return 0, fmt.Errorf("%w: it was released before", ErrNotHeld)
 	}
 	id = s.session.number()
-	s.over = true
+	s.over, s.staysUntil = true, staysUntil
 	s.timer.Stop()
 	l.leave(s, never)
 	return id, nil

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"time"
@@ -43,7 +44,8 @@ type pool struct {
 }
 
 func newPool(connect func() redis.UniversalClient, within time.Duration) *pool {
-	p := &pool{connect: connect, within: within, current: connect(), made: -never}
+	p := &pool{connect: func() redis.UniversalClient { return punctual(connect(), within) }, within: within, made: -never}
+	p.current = p.connect()
 	p.cluster, _ = p.current.(*redis.ClusterClient)
 	return p
 }
@@ -111,6 +113,51 @@ func boundedFailover(of *redis.FailoverOptions, within time.Duration) *redis.Fai
 	o.MaxRetries, o.ContextTimeoutEnabled, o.Protocol = -1, true, 2
 	o.MinIdleConns, o.ReplicaOnly = 0, false
 	return &o
+}
+
+// punctual has the client give up a dial at the end of its context: that of go-redis for TLS knows none, and takes the DialTimeout
+// of the program's client.
+func punctual(client redis.UniversalClient, within time.Duration) redis.UniversalClient {
+	switch client := client.(type) {
+	case *redis.ClusterClient:
+		client.OnNewNode(func(node *redis.Client) { node.AddHook(dialBound(within)) })
+	case *redis.Client:
+		client.AddHook(dialBound(within))
+	}
+	return client
+}
+
+type dialBound time.Duration
+
+func (within dialBound) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, time.Duration(within))
+		defer cancel()
+		var conn net.Conn
+		var err error
+		dialled := make(chan struct{})
+		go func() {
+			conn, err = next(ctx, network, address)
+			close(dialled)
+		}()
+		select {
+		case <-dialled:
+			return conn, err
+		case <-ctx.Done():
+		}
+		go func() {
+			if <-dialled; err == nil {
+				_ = conn.Close()
+			}
+		}()
+		return nil, &net.OpError{Op: "dial", Net: network, Err: ctx.Err()}
+	}
+}
+
+func (dialBound) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (dialBound) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
 }
 
 // command returns a command whose key go-redis finds in a cluster.

@@ -3,6 +3,7 @@ package dlock
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"expvar"
 	"fmt"
@@ -55,11 +56,12 @@ func TestAContextCarriesItsHold(t *testing.T) {
 	}, "single")
 }
 
-// eater is a path that loses replies: each connection ends with the reply to what it is to eat.
+// eater is a path that loses a reply: the connection ends with the first reply to what it is to eat.
 func (s stage) eater(words string) (address string) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	s.must(err)
 	s.Cleanup(func() { _ = listener.Close() })
+	var eaten atomic.Bool
 	go func() {
 		for {
 			near, err := listener.Accept()
@@ -78,7 +80,7 @@ func (s stage) eater(words string) (address string) {
 				buffer := make([]byte, 1<<16)
 				for {
 					n, err := near.Read(buffer)
-					if bytes.Contains(buffer[:n], []byte(words)) {
+					if bytes.Contains(buffer[:n], []byte(words)) && !eaten.Swap(true) {
 						mu.Lock()
 						eats = true
 						mu.Unlock()
@@ -120,6 +122,90 @@ func TestGuardRunsOnce(t *testing.T) {
 		s.check(s.ask("GET", count) == "1", "%v times", s.ask("GET", count))
 		s.awaitKept(hold, 0)
 		s.must(hold.Release(ctx))
+	}, "single")
+}
+
+// A cluster's client of go-redis would send it again, and the second answer says that it is not held.
+func TestAReleaseWhoseReplyIsLostIsNoLoss(t *testing.T) {
+	in(t, func(s stage) {
+		nodes := []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: s.eater("DLOCK.RELEASE")}}}}
+		slots := func(context.Context) ([]redis.ClusterSlot, error) { return nodes, nil }
+		hold := s.lock(s.with(redis.NewClusterClient(&redis.ClusterOptions{ClusterSlots: slots}), Settings{Lease: long}))
+		s.must(hold.Release(ctx))
+		s.check(hold.Lost() == nil, "%v", hold.Lost())
+		s.awaitGone()
+	}, "single")
+}
+
+// A dialer that knows no context, as that of go-redis for TLS, takes no call beyond its end, and delays no loss.
+func TestADialThatHangsOutlastsNoCall(t *testing.T) {
+	in(t, func(s stage) {
+		var hangs atomic.Bool
+		over, late, path := make(chan struct{}), make(chan net.Conn, 1), s.path(addresses("single")[0])
+		end := sync.OnceFunc(func() { close(over) })
+		s.Cleanup(end)
+		dial := func(_ context.Context, network, address string) (net.Conn, error) {
+			if !hangs.Load() {
+				return net.Dial(network, address)
+			}
+			began := time.Now()
+			select {
+			case <-over:
+			case <-time.After(patience):
+			}
+			near, far := net.Pipe()
+			if time.Since(began) > 2*time.Second { // twice the bound: nobody waits for this one
+				select {
+				case late <- far:
+				default:
+				}
+			}
+			return near, nil
+		}
+		locks := s.with(redis.NewClient(&redis.Options{Addr: path, Dialer: dial}), Settings{Lease: lease, ReplyTimeout: time.Second})
+		hold := s.lock(locks)
+		s.awaitKept(hold, 1)
+		hangs.Store(true)
+		s.control("cut " + path)
+		began := time.Now()
+		_, err := locks.IsHeld(ctx, s.key)
+		s.isError(err, ErrUnreachable)
+		s.check(time.Since(began) < time.Second+lateness(), "%v", time.Since(began))
+		s.isLost(hold)
+		s.check(time.Since(began) < lease+time.Second+lateness(), "%v", time.Since(began))
+		time.Sleep(time.Until(began.Add(3 * time.Second))) // the first one is late by then
+		end()
+		far := <-late
+		_ = far.SetDeadline(time.Now().Add(patience)) // an error: it is closed already
+		_, err = far.Read(make([]byte, 1))
+		s.check(errors.Is(err, io.EOF), "a connection that came late is open: %v", err)
+	}, "single")
+}
+
+// Nobody answers the first word of TLS.
+func TestASilentServerByTLSEndsWithinTheBound(t *testing.T) {
+	in(t, func(s stage) {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		s.must(err)
+		defer listener.Close()
+		options := &redis.Options{Addr: listener.Addr().String(), TLSConfig: &tls.Config{ServerName: "localhost"}, DialTimeout: patience}
+		cluster := &redis.ClusterOptions{Addrs: []string{options.Addr}, TLSConfig: options.TLSConfig, DialTimeout: patience}
+		for _, client := range []redis.UniversalClient{redis.NewClient(options), redis.NewClusterClient(cluster)} {
+			locks := s.with(client, Settings{ReplyTimeout: time.Second})
+			soon, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+			began := time.Now()
+			_, err = locks.IsHeld(soon, s.key)
+			s.isError(err, ErrUnreachable)
+			s.check(time.Since(began) < time.Second+lateness(), "%v", time.Since(began))
+			cancel()
+			_ = client.Close()
+		}
+		quorum := NewQuorum(time.Second, options)
+		defer quorum.Close()
+		began := time.Now()
+		_, err = quorum.Acquire(ctx, s.key, lease, 100*time.Millisecond)
+		s.isError(err, ErrQuorumUnreachable)
+		s.check(time.Since(began) < 5*time.Second+lateness(), "%v", time.Since(began))
 	}, "single")
 }
 
@@ -326,6 +412,64 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 	}, "single")
 }
 
+// closes has Close wait for as long as it takes, on a busy machine too. For tests that run alone.
+func (s stage) closes() {
+	before := closing
+	closing = patience
+	s.Cleanup(func() { closing = before })
+}
+
+func TestAClosedClientHoldsUpNobody(t *testing.T) {
+	alone(t, func(s stage) {
+		s.closes()
+		s.hold()
+		locks := s.with(client(s.place, "", "", ""), Settings{Lease: lease})
+		s.start(ctx, locks)
+		s.awaitQueued(1)
+		locks.Close()
+		s.check(len(s.queue()) == 0, "it has left the queue")
+	}, "single", "cluster")
+}
+
+// The grant is on its way when the client is closed.
+func TestACloseGivesBackWhatNobodyHas(t *testing.T) {
+	alone(t, func(s stage) {
+		s.closes()
+		path := s.pathTo(addresses("single")[0])
+		locks := s.with(redis.NewClient(&redis.Options{Addr: path.address()}), Settings{Lease: 10 * time.Minute})
+		s.must(s.lock(locks).Release(ctx))
+		path.freezeAt("*2\r\n:1")
+		s.start(ctx, locks)
+		s.until("it is granted", func() bool { return s.holder() != nil })
+		time.AfterFunc(50*time.Millisecond, path.thaw)
+		locks.Close()
+		s.awaitGone()
+	}, "single")
+}
+
+// A row of the grant is read after Close has ended the take, and before the take knows.
+func TestAGrantAfterCloseIsGivenBack(t *testing.T) {
+	in(t, func(s stage) {
+		locks := s.make(4 * patience)
+		s.hold()
+		wait := s.start(ctx, locks)
+		s.awaitQueued(1)
+		locks.mu.Lock()
+		locks.closed = true
+		for owner, one := range locks.takes {
+			locks.end(one, ErrClosed)
+			s.handOver("other")
+			locks.row(one.session, "granted", holdID{s.key, s.holder().int("token")}, owner, never)
+		}
+		locks.mu.Unlock()
+		s.isError((<-wait).err, ErrClosed)
+		s.awaitGone()
+		locks.mu.Lock()
+		locks.closed = false // so that the test closes it
+		locks.mu.Unlock()
+	}, "single")
+}
+
 func TestCounting(t *testing.T) {
 	in(t, func(s stage) {
 		counts := new(expvar.Map)
@@ -465,6 +609,16 @@ func TestARefusedReleaseAfterReleases(t *testing.T) {
 		s.awaitGone()
 		s.isError(hold.Release(ctx), ErrNotHeld)
 		s.check(released == 1, "%d", released)
+	}, "single")
+}
+
+// The reply to the first RENEW is lost, and the lock has ended as it should when the second one is answered.
+func TestALockThatWasLeftMayEndBeforeAnAnswer(t *testing.T) {
+	in(t, func(s stage) {
+		locks := s.with(redis.NewClient(&redis.Options{Addr: s.eater("DLOCK.RENEW")}), Settings{Lease: long})
+		hold := s.lock(locks)
+		s.must(hold.ReleaseAfter(ctx, time.Millisecond))
+		s.check(hold.Lost() == nil, "%v", hold.Lost())
 	}, "single")
 }
 

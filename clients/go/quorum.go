@@ -65,7 +65,9 @@ func NewQuorum(bound time.Duration, masters ...*redis.Options) *Quorum {
 }
 
 func (q *Quorum) client(pattern *redis.Options) *redis.Client {
-	return redis.NewClient(bounded(pattern, q.bound)) // nothing is sent twice behind our back
+	client := redis.NewClient(bounded(pattern, q.bound)) // nothing is sent twice behind our back
+	client.AddHook(dialBound(q.bound))
+	return client
 }
 
 // Close ends the connections. What is still held lives on until its lease.
@@ -119,14 +121,14 @@ type QuorumHold struct {
 
 type votes struct {
 	tokens   []int64
-	deadline time.Time
+	deadline time.Duration // of now(), which also advances while the machine is suspended
 }
 
-// Deadline is until when it is held for sure. Look before each write.
-func (h *QuorumHold) Deadline() time.Time { return h.votes.Load().deadline }
+// Deadline is until when it is held for sure. Ask again before each write: Go's own clock stops while the machine is suspended.
+func (h *QuorumHold) Deadline() time.Time { return time.Now().Add(h.votes.Load().deadline - now()) }
 
 // Left is the time until then.
-func (h *QuorumHold) Left() time.Duration { return max(0, time.Until(h.Deadline())) }
+func (h *QuorumHold) Left() time.Duration { return max(0, h.votes.Load().deadline-now()) }
 
 // Tokens are each master's fencing token, or 0. Compare those of one master only.
 func (h *QuorumHold) Tokens() []int64 { return slices.Clone(h.votes.Load().tokens) }
@@ -143,7 +145,7 @@ func (h *QuorumHold) Renew(lease time.Duration) bool {
 func (h *QuorumHold) Release() {
 	h.turn.Lock()
 	defer h.turn.Unlock()
-	h.votes.Store(&votes{tokens: make([]int64, len(h.quorum.masters)), deadline: time.Now()})
+	h.votes.Store(&votes{tokens: make([]int64, len(h.quorum.masters)), deadline: now()})
 	h.giveBack()
 	h.giveBackLater()
 }
@@ -213,24 +215,24 @@ func (h *QuorumHold) ask(client *redis.Client, n int, words ...any) (number int6
 
 // collect renews where there is a token, acquires where there is none if that is wanted, and counts.
 func (h *QuorumHold) collect(lease time.Duration, tokens []int64, acquire bool) bool {
-	begun, agreed := time.Now(), 0
+	begun, agreed := now(), 0
 	h.longest = max(h.longest, lease)
-	deadline := begun.Add(lease)
+	deadline := begun + lease
 	for _, n := range h.order(acquire) {
 		token, master := tokens[n], h.quorum.masters[n]
 		if token == 0 && !acquire {
 			continue
 		}
 		err := h.connect(master, n) // else its lease would end so much later
-		sent, length := time.Now(), lease
+		sent, length := now(), lease
 		if n != h.first { // it ends earlier, so that the next owner at the first finds the others free
-			length -= sent.Sub(begun) + 5*time.Millisecond
+			length -= sent - begun + 5*time.Millisecond
 		}
 		words := []any{"DLOCK.RENEW", h.Lock, h.Owner, max(1, length.Milliseconds()), "TOKEN", token}
 		if token == 0 {
 			words = append([]any{"DLOCK.ACQUIRE"}, words[1:4]...)
 		}
-		if old := h.votes.Load(); sure(sent, length).Before(old.deadline) {
+		if old := h.votes.Load(); sure(sent, length) < old.deadline {
 			h.votes.Store(&votes{old.tokens, sure(sent, length)}) // it may hear of a shorter lease, whatever comes of it
 		}
 		var answer int64
@@ -249,11 +251,9 @@ func (h *QuorumHold) collect(lease time.Duration, tokens []int64, acquire bool) 
 		if tokens[n] != 0 {
 			agreed++
 		}
-		if sure := sure(sent, length); sure.Before(deadline) {
-			deadline = sure
-		}
+		deadline = min(deadline, sure(sent, length))
 	}
-	if agreed <= len(tokens)/2 || !time.Now().Before(deadline) {
+	if agreed <= len(tokens)/2 || now() >= deadline {
 		return false
 	}
 	h.votes.Store(&votes{tokens, deadline})
@@ -261,8 +261,8 @@ func (h *QuorumHold) collect(lease time.Duration, tokens []int64, acquire bool) 
 }
 
 // sure: a server counts whole milliseconds, and no clock runs faster than another by more than a hundredth.
-func sure(sent time.Time, lease time.Duration) time.Time {
-	return sent.Add(lease - 2*time.Millisecond - lease/100)
+func sure(sent, lease time.Duration) time.Duration {
+	return sent + lease - 2*time.Millisecond - lease/100
 }
 
 func isReply(err error) bool {

@@ -225,7 +225,7 @@ func TestQuorumRenewsAndNoticesTheLoss(t *testing.T) {
 		s.at("B", "DLOCK.FORCERELEASE", s.key)
 		before := hold.Deadline()
 		s.check(!hold.Renew(2*ages), "one of three has it")
-		s.check(hold.Deadline().Equal(before), "%v, not %v", hold.Deadline(), before)
+		s.check(hold.Deadline().Sub(before).Abs() < time.Second, "%v, not %v", hold.Deadline(), before)
 		// One master has received a shorter lease.
 		s.check(!hold.Renew(ages/10), "one of three has it")
 		s.check(hold.Left() < ages/10, "%v left", hold.Left())

@@ -100,7 +100,7 @@ fi
 # That each case fails on a client with a fault takes minutes more: DLOCK_PLANTED=1.
 "$built/newest" -test.timeout=20m -test.parallel=16
 "$built/oldest" -test.timeout=5m -test.parallel=16 -test.run \
-    'TestCases(Alone)?/(forced|cut_and_kept|cut_wait|wrong_password|hung_try|released_.*|(hold|wait)_over_.*)$|TestCounts|TestQuorumAMinority|TestSentinel|TestAReleaseOutlasts|Example'
+    'TestCases(Alone)?/(forced|cut_and_kept|cut_wait|wrong_password|hung_try|released_.*|(hold|wait)_over_.*)$|TestCounts|TestQuorumAMinority|TestSentinel|TestAReleaseOutlasts|TestADialThat|TestASilentServer|Example'
 "$built/race" -test.timeout=10m -test.parallel=8 -test.run \
     'TestCases/(forced|closed_.*|cut_.*|released_.*|said_twice|max_hold|a_thousand_cycles)$|TestCounts|TestCancel|TestMany|TestFake|TestElection|TestCounting|TestOne'
 "$built/gocron" -test.timeout=3m

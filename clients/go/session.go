@@ -28,6 +28,7 @@ type session struct {
 	waits       map[*take]bool
 	sent, until time.Duration // of the last SESSION: when it was sent, and the end of the shortest lease that it told
 	heard       time.Duration // when the last SESSION was sent that was answered, with holds or without
+	begun, due  time.Duration // of the SESSION under way: when it was sent, and when its BLOCK ends
 	back        time.Duration // when the SESSION that is under way ends at the latest
 	kept        bool          // by a goroutine
 	err         error         // of the last SESSION
@@ -60,6 +61,11 @@ func (s *session) needsKeepAlive() bool {
 		}
 	}
 	return len(s.waits) > 0
+}
+
+// isLateFor reports whether the SESSION under way was sent before the hold was known, and may be answered too late for it.
+func (s *session) isLateFor(h *held) bool {
+	return !h.renewing && s.begun < h.told && s.due > h.until()-h.lease/6
 }
 
 // owner returns a name that was never used. The part before # is the actor, for the search for deadlocks.
@@ -136,7 +142,7 @@ func (l *Locks) keep(s *session) {
 		words, block, slack := l.sessionWords(s, blocks && !last, last)
 		within := min(max(3*slack, 500*time.Millisecond), l.settings.ReplyTimeout) // one lost answer costs no hold
 		sent := now()
-		s.back = sent + within
+		s.begun, s.due, s.back = sent, sent+block, sent+within
 		l.mu.Unlock()
 
 		reply, err := l.keeper.call(l.ctx, within, words...)
@@ -146,7 +152,7 @@ func (l *Locks) keep(s *session) {
 		if err == nil && answer == nil {
 			err = fmt.Errorf("no answer to DLOCK.SESSION: %v", reply)
 		}
-		s.err, s.back = err, never
+		s.err, s.due, s.back = err, 0, never
 		switch {
 		case err != nil:
 			l.sessionFailed(s, err)
@@ -258,9 +264,11 @@ func (l *Locks) row(s *session, event string, id holdID, owner string, end time.
 		case h != nil && !h.over:
 			h.end = max(h.end, end)
 			l.join(h, s)
-		case h == nil && t != nil && slices.Contains(t.request.keys, id.key):
+		case h != nil:
+			l.leaveAgain(h, s.id)
+		case t != nil && !l.closed && slices.Contains(t.request.keys, id.key):
 			l.granted(t, id.key, id.token, s, end)
-		case h == nil: // of a take that was given up, or of a request that came late
+		default: // of a take that was given up, or of a request that came late
 			l.giveBack(&held{holdID: id, owner: owner}, s)
 		}
 		return
@@ -303,7 +311,7 @@ func (l *Locks) renew(h *held, id int64) {
 	if h.renewing || h.over {
 		return
 	}
-	h.renewing = true
+	h.renewing, h.renewed = true, now()
 	l.enqueue(id, &delivery{
 		key: h.key, words: append(h.words("RENEW", millis(h.lease)), "IN", l.name), patience: never,
 		needed: func() bool { return !h.over },
@@ -315,7 +323,10 @@ func (l *Locks) renew(h *held, id int64) {
 				l.lose(h, err.Error())
 			case err != nil:
 				h.err = err
-			case len(answer) == 2 && !h.over:
+			case len(answer) != 2:
+			case h.over:
+				l.leaveAgain(h, number(answer[1]))
+			default:
 				h.end, h.err = max(h.end, l.believed(sent, milliseconds(answer[0]))), nil
 				l.join(h, l.session(number(answer[1]), h.key))
 			}
@@ -323,11 +334,11 @@ func (l *Locks) renew(h *held, id int64) {
 	})
 }
 
-// watch sets the timer of a hold: for a third of its lease, when it needs to be kept, and for the end of its validity.
+// watch sets the timer of a hold: for when it needs to be kept, or renewed by itself, and for the end of its validity.
 func (l *Locks) watch(h *held) {
 	h.alarm = l.endOf(h)
-	if h.session != nil && !h.needsKeepAlive() {
-		h.alarm = min(h.alarm, h.since+h.lease/3)
+	if s := h.session; s != nil && (!h.needsKeepAlive() || s.isLateFor(h)) {
+		h.alarm = min(h.alarm, max(h.since+h.lease/3, h.renewed+h.lease/3, now()))
 	}
 	h.timer.Reset(max(h.alarm-now(), time.Millisecond))
 }
@@ -348,7 +359,11 @@ func (l *Locks) check(h *held) {
 		return
 	}
 	s := h.session
-	if now()-h.alarm > stall || s != nil && s.kept && now()-s.back > stall {
+	late := s != nil && s.kept && now()-s.back > stall
+	if late {
+		s.back = never // it delays the report once
+	}
+	if late || now()-h.alarm > stall {
 		l.grace = now() + l.settings.ReplyTimeout
 	}
 	if l.endOf(h) <= now() {
@@ -357,6 +372,9 @@ func (l *Locks) check(h *held) {
 	}
 	if s != nil && h.needsKeepAlive() {
 		l.keepAlive(s)
+		if s.isLateFor(h) {
+			l.renew(h, s.id)
+		}
 	}
 	l.watch(h)
 }

@@ -109,9 +109,9 @@ type stage struct {
 }
 
 // in runs a test in these places, side by side with all others.
-func in(t *testing.T, test func(stage), places ...string) {
+func in(t *testing.T, test func(stage), first string, others ...string) {
 	t.Parallel()
-	for _, place := range places {
+	for _, place := range append([]string{first}, others...) {
 		t.Run(place, func(t *testing.T) {
 			t.Parallel()
 			runIn(t, place, test)
@@ -120,8 +120,8 @@ func in(t *testing.T, test func(stage), places ...string) {
 }
 
 // alone is for those that others would feel: Go runs them before all that are parallel.
-func alone(t *testing.T, test func(stage), places ...string) {
-	for _, place := range places {
+func alone(t *testing.T, test func(stage), first string, others ...string) {
+	for _, place := range append([]string{first}, others...) {
 		t.Run(place, func(t *testing.T) { runIn(t, place, test) })
 	}
 }

@@ -368,7 +368,7 @@ func (l *Locks) finish(ctx context.Context, t *take, try bool, err error) ([]*he
 		err = l.whyWaiting(t, try)
 		l.cancel(t)
 	case errors.Is(err, ErrTaken), errors.Is(err, ErrReplaced): // nothing of it is there
-	case t.asked > 1 || t.session != nil || mayHaveRun(err):
+	case t.asked > 1 || t.session != nil || mayHaveRun(err) || t.asked > 0 && errors.Is(err, ErrClosed):
 		l.cancel(t)
 	}
 	l.end(t, err)
