@@ -209,15 +209,22 @@ final class Core
     /**
      * Releases a hold, or leaves it to a lease of $after seconds. Throws NotHeld if the hold has ended before. The next calls repeat a
      * command that no server answered.
+     *
+     * @param float $until the believed end of the hold. From then on NotHeld is a loss, even after an attempt without a reply
      */
-    public function release(Request $request, int $token, ?float $after = null, ?Hold $hold = null): void
+    public function release(Request $request, int $token, float $until, ?float $after = null, ?Hold $hold = null): void
     {
         $words = $after === null ? $request->release($token) : $request->untie($token, $after, true);
+        $isBelieved = $until > Clock::now();
         try {
             $hold?->setOver('it was released before');
             unset($this->holds[$request->owner]);
-            $this->servers->insist($request->key, $words, $after === null);
+            $this->servers->insist($request->key, $words, $after === null && $isBelieved);
         } catch (NotHeld $error) {
+            if ($hold !== null) {
+                $hold->reopen();
+                $this->lose($hold, 'not held any more');
+            }
             throw $error;
         } catch (\Throwable $error) {
             // Without the right to release it, the hold ends with its lease.

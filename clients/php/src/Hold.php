@@ -161,7 +161,7 @@ final class Hold
             throw $this->notHeld();
         }
         $this->isReleased = true;
-        $this->core->release($this->request, $this->token, $after, $this);
+        $this->core->release($this->request, $this->token, $this->until, $after, $this);
         $this->core->tell(fn (Observer $one) => $one->released($this->key, Clock::now() - $this->since));
     }
 
@@ -255,6 +255,12 @@ final class Hold
         }
 
         return $isNews;
+    }
+
+    /** @internal takes its end back: the release has found that it was lost before */
+    public function reopen(): void
+    {
+        $this->isOver = false;
     }
 
     /** @internal calls the program's `onLost` */

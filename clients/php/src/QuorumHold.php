@@ -105,7 +105,11 @@ final class QuorumHold
             $master->error = null;
         }
         foreach ($this->inOrder() as $number) {
-            [$this->first, $this->asked[$number]] = [$number, true];
+            $this->first = $number;
+            if (!$this->masters[$number]->reach($this->request)) {
+                continue;
+            }
+            $this->asked[$number] = true;
             $token = $this->masters[$number]->wait($this->request, $end);
             if ($token !== null) {
                 $this->tokens = [$number => $token];

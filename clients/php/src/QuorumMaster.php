@@ -62,7 +62,7 @@ final class QuorumMaster
     public function renew(Request $request, int $token, float $seconds): ?float
     {
         $words = $request->words('RENEW', Settings::ms($seconds), 'TOKEN', $token);
-        $left = $this->ask($request->key, $words);
+        $left = $this->ask($request->key, $words, once: false);
 
         return $left === null ? null : $left / 1000;
     }
@@ -76,20 +76,23 @@ final class QuorumMaster
         }
     }
 
-    /** Connects first, so that the time to connect does not count against the lease. */
+    /**
+     * Connects first, so that the time to connect does not count against the lease, and no request is sent on a connection that has
+     * ended while it was idle: nobody could say whether a master has read it.
+     */
     public function reach(Request $request): bool
     {
-        $this->ask($request->key, $request->words('HELD'));
+        $this->ask($request->key, $request->words('HELD'), once: false);
 
         return $this->error === null;
     }
 
     /** @param list<int|string> $words */
-    private function ask(string $key, array $words, float $more = 0.0): mixed
+    private function ask(string $key, array $words, float $more = 0.0, bool $once = true): mixed
     {
         $this->error = null;
         try {
-            return $this->core->servers->ask($key, $words, Clock::now() + $this->settings->replyTimeout + $more, true);
+            return $this->core->servers->ask($key, $words, Clock::now() + $this->settings->replyTimeout + $more, $once);
         } catch (NotHeld) {
             return null;
         } catch (Unanswered $error) {

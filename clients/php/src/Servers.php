@@ -98,7 +98,7 @@ final class Servers
      * Returns the same for a command that may be sent twice: again until its error passes.
      *
      * @param list<int|string> $words
-     * @param bool             $ends  it releases a hold: NotHeld after an attempt without a reply is no error
+     * @param bool             $ends  it releases a hold that is believed: NotHeld after an attempt without a reply is no error
      */
     public function insist(string $key, array $words, bool $ends = false): mixed
     {

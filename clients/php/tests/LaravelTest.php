@@ -5,6 +5,7 @@ declare(strict_types=1);
 namespace Dlock\Tests;
 
 use Dlock\Connect;
+use Dlock\ErrorReply;
 use Dlock\Exception\LockTimeout;
 use Dlock\Exception\Unanswered;
 use Dlock\FakeLocks;
@@ -296,6 +297,29 @@ final class LaravelTest extends TestCase
         self::assertFalse($lock->refresh());
     }
 
+    /** The first RELEASE is not answered, and the next one is NOTHELD. */
+    public function testAReleaseHidesNoEndThatCameBefore(): void
+    {
+        $releases = 0;
+        $locks = new Locks(Connect::fake(new Scripted(static function (array $words) use (&$releases): mixed {
+            return match ($words[0]) {
+                'DLOCK.RELEASE' => ++$releases % 2 === 1 ? new Unanswered('silence') : ErrorReply::of('NOTHELD it has ended'),
+                'DLOCK.HELD' => [1, 1, 1000, 'me#1'],
+                default => [1, 1],
+            };
+        })));
+        $lock = new DlockLock($locks, $this->server->key, 60, 'me');
+        self::assertTrue($lock->get());
+        self::assertTrue($lock->release());
+        self::assertTrue($lock->get());
+        self::assertTrue($lock->refresh(1));
+        $other = new DlockLock($locks, $this->server->key, 1, 'me');
+        self::assertTrue($other->get());
+        usleep(1_000_000);
+        self::assertFalse($lock->release());
+        self::assertFalse($other->release());
+    }
+
     public function testItIsRestored(): void
     {
         $first = $this->cache->store()->lock($this->server->key);
@@ -335,6 +359,30 @@ final class LaravelTest extends TestCase
         $this->cache->store()->lock($this->server->key)->forceRelease();
         self::assertFalse($lock->release());
         self::assertTrue($this->cache->store()->lock($this->server->key, 10)->get());
+    }
+
+    /** A client of another language, which holds it in a session, learns of it at once. */
+    public function testAReleaseByForceIsARowOfTheOwnersSession(): void
+    {
+        $key = $this->server->key;
+        $this->server->ask('DLOCK.SESSION', $key, 'other', '60000');
+        $this->server->ask('DLOCK.ACQUIRE', $key, 'other/1', '60000', 'IN', 'other');
+        (new DlockLock(Kinds::locks(), $key, 0))->forceRelease();
+        $told = json_encode($this->server->ask('DLOCK.SESSION', $key, 'other', '60000'), JSON_THROW_ON_ERROR);
+        self::assertStringContainsString('"released"', $told);
+    }
+
+    /** Laravel releases the locks of its own jobs so. */
+    public function testAProgramReleasesByForceWithoutAnOperatorsRights(): void
+    {
+        $name = trim($this->server->key, '{}');
+        $this->server->ask('ACL', 'SETUSER', $name, 'on', '>word', '~*', '&*', '+@all', '-dlock.forcerelease');
+        $lock = fn (int $seconds) => new DlockLock(Kinds::locks(auth: [$name, 'word']), $this->server->key, $seconds);
+        self::assertTrue($lock(600)->get());
+        $lock(0)->forceRelease();
+        $lock(0)->forceRelease(); // nobody holds it
+        self::assertTrue($lock(1)->get());
+        $this->server->ask('ACL', 'DELUSER', $name);
     }
 
     /** The reply is lost, and the second try says that it is not held: the first one has given it back. */

@@ -7,6 +7,7 @@ namespace Dlock\Tests;
 use Dlock\Connect;
 use Dlock\Exception\Fenced;
 use Dlock\Exception\LockTimeout;
+use Dlock\Exception\Unanswered;
 use Dlock\Exception\Unreachable;
 use Dlock\Observer;
 use Dlock\Quorum;
@@ -277,6 +278,51 @@ final class QuorumTest extends TestCase
             $one->awaitGone($this->key);
         }
         Stage::control("close $path");
+    }
+
+    /** It may be slow, and grant the lock to nobody. */
+    public function testQuorumGivesBackWhatWasNotAnswered(): void
+    {
+        $asked = [];
+        $says = static function (array $words) use (&$asked): mixed {
+            $asked[] = "$words[0] $words[2]";
+
+            return match ($words[0]) {
+                'DLOCK.HELD' => null,
+                'DLOCK.RENEW' => $words[3],
+                default => count(preg_grep('/FAIRACQUIRE/', $asked)) === 1 ? new Unanswered('silence') : [7, 1],
+            };
+        };
+        $quorum = new Quorum([Connect::fake(new Scripted($says))]);
+        try {
+            $quorum->acquire($this->key);
+            self::fail('nobody answers');
+        } catch (Unreachable) {
+            $owner = explode(' ', end($asked))[1];
+        }
+        $quorum->lock($this->key)->release();
+        self::assertContains("DLOCK.CANCEL $owner", $asked);
+        self::assertContains("DLOCK.RELEASE $owner", $asked);
+        self::assertSame(1, array_count_values($asked)["DLOCK.FAIRACQUIRE $owner"]);
+    }
+
+    /** A server, or what is on the way to it, ends what is idle. */
+    public function testQuorumOutlivesItsIdleConnections(): void
+    {
+        $paths = array_map(static fn (string $one) => Stage::control("path $one"), Stage::addresses('DLOCK_MASTERS'));
+        $quorum = $this->quorum($paths);
+        $cut = static fn () => array_map(static fn (string $path) => Stage::control("cut $path"), $paths);
+        $quorum->lock($this->key, self::LEASE, Stage::patience())->release();
+        $cut();
+        $hold = $quorum->acquire($this->key, self::LEASE);
+        self::assertNotNull($hold);
+        self::assertNotContains(null, $hold->tokens());
+        $cut();
+        self::assertTrue($hold->renew(self::LEASE));
+        self::assertNotContains(null, $hold->tokens());
+        $cut();
+        $hold->release();
+        self::assertSame([[], [], []], $this->owners());
     }
 
     public function testQuorumAsksTheSilentOneLast(): void

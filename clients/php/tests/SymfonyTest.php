@@ -4,7 +4,10 @@ declare(strict_types=1);
 
 namespace Dlock\Tests;
 
+use Dlock\Connect;
+use Dlock\Exception\Unanswered;
 use Dlock\FakeLocks;
+use Dlock\FakeServer;
 use Dlock\Locks;
 use Dlock\Symfony\DlockStore;
 use PHPUnit\Framework\TestCase;
@@ -315,8 +318,89 @@ final class SymfonyTest extends TestCase
         $lock = $factory->createLock($this->server->key, 20);
         self::assertTrue($lock->acquire());
         self::assertFalse($factory->createLock($this->server->key, 20)->acquire());
+        $before = $this->ownerAtAll();
+        self::assertTrue($lock->acquire());
+        self::assertSame($before, $this->ownerAtAll());
         $lock->release();
         self::assertTrue($factory->createLock($this->server->key, 20)->acquire());
+        self::assertTrue($lock->acquire());
+        self::assertNotSame($before, $this->ownerAtAll());
+        $lock->release();
+        $this->server->awaitGone();
+    }
+
+    private function ownerAtAll(): string
+    {
+        $owners = array_map(
+            fn (string $address) => (new Server('single', $address))->owners($this->server->key),
+            Stage::addresses('DLOCK_MASTERS'),
+        );
+        self::assertSame(array_fill(0, count($owners), $owners[0]), $owners);
+
+        return $owners[0][0];
+    }
+
+    /** The reply to a grant is lost: nobody is to hold the lock for its TTL, and what takes it back ends no later hold. */
+    public function testAKeyIsUsedAgain(): void
+    {
+        [$server, $owners, $loses] = [new FakeServer(), [], false];
+        $says = static function (array $words) use ($server, &$owners, &$loses): mixed {
+            $reply = $server->ask($words, 1.0);
+            if ($words[0] !== 'DLOCK.ACQUIRE') {
+                return $reply;
+            }
+            $owners[] = $words[2];
+
+            return $loses ? new Unanswered('silence') : $reply;
+        };
+        $locks = new Locks(Connect::fake(new Scripted($says)));
+        $store = new DlockStore($locks);
+        $store->save($key = $this->key());
+        $store->save($key);
+        self::assertCount(1, array_unique($owners));
+        $store->delete($key);
+        $loses = true;
+        try {
+            $store->save($key);
+            self::fail('nobody answers');
+        } catch (LockAcquiringException) {
+            $loses = false;
+        }
+        $locks->keep();
+        self::assertNull($server->ask(['DLOCK.HELD', $this->server->key], 1.0));
+        $store->save($key);
+        usleep(150_000); // then it is said again
+        $locks->keep();
+        self::assertTrue($store->exists($key));
+        self::assertCount(3, array_unique($owners));
+    }
+
+    /** A key of another process keeps its owner. So what takes back an unheard grant must not end the next one. */
+    public function testAKeyOfAnotherProcessIsUsedAgain(): void
+    {
+        [$server, $loses] = [new FakeServer(), true];
+        $says = static function (array $words) use ($server, &$loses): mixed {
+            $reply = $server->ask($words, 1.0);
+
+            return $loses && $words[0] === 'DLOCK.ACQUIRE' ? new Unanswered('silence') : $reply;
+        };
+        $locks = new Locks(Connect::fake(new Scripted($says)));
+        $store = new DlockStore($locks);
+        $key = $this->key();
+        $key->setState(DlockStore::class, 'of another process');
+        try {
+            $store->save($key);
+            self::fail('nobody answers');
+        } catch (LockAcquiringException) {
+            $loses = false;
+        }
+        usleep(150_000); // then it is said again
+        $store->save($key);
+        usleep(150_000);
+        $locks->keep();
+        self::assertTrue($store->exists($key));
+        $store->delete($key);
+        self::assertNull($server->ask(['DLOCK.HELD', $this->server->key], 1.0));
     }
 
     private function assertConflict(callable $work): void

@@ -10,6 +10,7 @@ use Dlock\Exception\Closed;
 use Dlock\Exception\DlockException;
 use Dlock\Exception\Fenced;
 use Dlock\Exception\LockTimeout;
+use Dlock\Exception\NotHeld;
 use Dlock\Exception\Refused;
 use Dlock\Exception\Unanswered;
 use Dlock\Hold;
@@ -398,6 +399,47 @@ final class TroubleTest extends TestCase
         } catch (Unanswered $error) {
             self::assertStringContainsString('silence', $error->getMessage());
             self::assertSame('silence', ($error->getPrevious() ?? $error)->getMessage());
+        }
+    }
+
+    /** The first RELEASE of a hold is not answered, and the next one is NOTHELD: the first one has released it only if it was held. */
+    public function testAReleaseHidesNoLossThatCameBefore(): void
+    {
+        $observer = new class extends Observer {
+            /** @var list<string> */
+            public array $told = [];
+
+            public function released(string $key, float $seconds): void
+            {
+                $this->told[] = 'released';
+            }
+
+            public function lost(string $key, string $reason): void
+            {
+                $this->told[] = "lost: $reason";
+            }
+        };
+        $releases = 0;
+        $locks = new Locks(Connect::fake(new Scripted(static function (array $words) use (&$releases): mixed {
+            if ($words[0] !== 'DLOCK.RELEASE') {
+                return [1, 1];
+            }
+
+            return ++$releases % 2 === 1 ? new Unanswered('silence') : ErrorReply::of('NOTHELD it is another owner\'s');
+        })), observer: $observer);
+        $locks->lock($this->key, lease: 60)->release();
+        $losses = 0;
+        $hold = $locks->lock($this->key, lease: 0.2, onLost: static function () use (&$losses): void {
+            ++$losses;
+        });
+        usleep(200_000);
+        try {
+            $hold->release();
+            self::fail('it was lost');
+        } catch (NotHeld) {
+            self::assertSame(['released', 'lost: not held any more'], $observer->told);
+            self::assertSame([1, 'not held any more'], [$losses, $hold->reason()]);
+            self::assertTrue($hold->lost());
         }
     }
 

@@ -6,6 +6,7 @@ declare(strict_types=1);
 
 namespace Dlock\Laravel;
 
+use Dlock\Clock;
 use Dlock\Exception\NotHeld;
 use Dlock\Locks;
 use Dlock\Request;
@@ -24,7 +25,7 @@ class DlockLock extends Lock
     /** Laravel's locks of 0 seconds end when they are released. These also end after a day. */
     public const FOREVER = 86400;
 
-    /** @var ?array{string, int} what this object was granted: the owner's name at the server, and the token */
+    /** @var ?array{string, int, float} what this object was granted: the owner's name at the server, the token, and the end */
     private ?array $granted = null;
 
     /**
@@ -70,7 +71,8 @@ class DlockLock extends Lock
         [$granted, $this->granted] = [$this->granted ?? $this->held(), null];
         try {
             if ($granted !== null) {
-                $this->locks->core->release($this->request($granted[0]), $granted[1]);
+                [$owner, $token, $end] = $granted;
+                $this->locks->core->release($this->request($owner), $token, $end);
             }
 
             return $granted !== null;
@@ -91,8 +93,12 @@ class DlockLock extends Lock
         $held = $this->held();
         try {
             if ($held !== null) {
-                $words = $this->request($held[0], (float) ($seconds ?? $this->seconds))->renew($held[1]);
-                $this->locks->core->servers->insist($this->name, $words);
+                $request = $this->request($held[0], (float) ($seconds ?? $this->seconds));
+                $end = Clock::now() + $request->lease;
+                $this->locks->core->servers->insist($this->name, $request->renew($held[1]));
+                if (($this->granted[1] ?? null) === $held[1]) {
+                    $this->granted[2] = $end;
+                }
             }
 
             return $held !== null;
@@ -104,7 +110,16 @@ class DlockLock extends Lock
     /** @return void */
     public function forceRelease()
     {
-        $this->locks->core->servers->insist($this->name, ['DLOCK.FORCERELEASE', $this->name]);
+        $servers = $this->locks->core->servers;
+        // DLOCK.FORCERELEASE is an operator's right; Laravel releases the locks of its own jobs so. A command that named the token would
+        // hide the end from the owner's session.
+        if ($held = $servers->insist($this->name, ['DLOCK.HELD', $this->name])) {
+            try {
+                $servers->insist($this->name, ['DLOCK.RELEASE', $this->name, $held[3], 'HOLDS', 0]);
+            } catch (NotHeld) {
+                // It has ended by itself.
+            }
+        }
     }
 
     /** @return string|null null: nobody holds it */
@@ -115,12 +130,13 @@ class DlockLock extends Lock
         return $held ? self::named($held[3]) : null;
     }
 
-    /** @return ?array{string, int} the owner's name at the server and the token, if this object's owner holds the lock */
+    /** @return ?array{string, int, float} the owner's name at the server, token and end, if this object's owner holds the lock */
     private function held(): ?array
     {
+        $asked = Clock::now();
         $held = $this->locks->core->servers->insist($this->name, ['DLOCK.HELD', $this->name]);
 
-        return $held && self::named($held[3]) === $this->owner ? [$held[3], $held[0]] : null;
+        return $held && self::named($held[3]) === $this->owner ? [$held[3], $held[0], $asked + $held[2] / 1000] : null;
     }
 
     /** Returns Laravel's owner of one at the server. */
@@ -139,7 +155,11 @@ class DlockLock extends Lock
     private function take(float $timeout): bool
     {
         $request = $this->request("$this->owner#" . bin2hex(random_bytes(11)));
-        $granted = $this->locks->core->take($request, $timeout, static fn (int $token): array => [$request->owner, $token]);
+        $granted = $this->locks->core->take(
+            $request,
+            $timeout,
+            static fn (int $token, float $sent, float $lease): array => [$request->owner, $token, $sent + $lease],
+        );
         $this->granted = $granted ?? $this->granted;
 
         return $granted !== null;

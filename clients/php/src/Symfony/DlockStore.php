@@ -6,6 +6,7 @@ declare(strict_types=1);
 
 namespace Dlock\Symfony;
 
+use Dlock\Clock;
 use Dlock\Exception\Deadlock;
 use Dlock\Exception\DlockException;
 use Dlock\Exception\NotHeld;
@@ -32,8 +33,8 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
 {
     use ExpiringStoreTrait;
 
-    /** @var \WeakMap<Key, int> the token of what this process was granted */
-    private \WeakMap $tokens;
+    /** @var \WeakMap<Key, \WeakMap<self, int>> by store, the token of what this process was granted */
+    private static \WeakMap $tokens;
 
     /** @param float $initialTtl the seconds that a lock has until it gets its TTL */
     public function __construct(
@@ -42,7 +43,7 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
         private readonly bool $watchdog = false,
     ) {
         Settings::positive('initialTtl', $initialTtl);
-        $this->tokens = new \WeakMap();
+        self::$tokens ??= new \WeakMap();
     }
 
     public function save(Key $key): void
@@ -88,11 +89,11 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
         }
         try {
             // Under its token: this may be read late, and the key may hold the lock again by then.
-            $token = $this->tokens[$key] ?? $this->held($key, $owner)[0] ?? null;
+            $token = self::$tokens[$key][$this] ?? $this->held($key, $owner)[0] ?? null;
             if ($token !== null) {
-                unset($this->tokens[$key]);
+                unset($this->tokens($key)[$this]);
                 $left = max(0.001, $key->getRemainingLifetime() ?? $this->initialTtl);
-                $this->locks->core->release($this->request($key, $owner, false, $left), $token);
+                $this->locks->core->release($this->request($key, $owner, false, $left), $token, Clock::now() + $left);
             }
         } catch (NotHeld) {
             // It has ended before.
@@ -124,14 +125,22 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
             if ($owner !== null && $shared) {
                 $this->downgrade($key, $owner);
             }
-            $name = $owner ?? Request::owner();
-            $request = $this->request($key, $name, $shared, $this->initialTtl, $owner !== null);
             // What this key holds already is looked for, so that a promotion that fails leaves it as it was.
             $before = $owner === null ? null : $this->held($key, $owner);
+            $isReused = true; // under an owner that may have been granted more, the client takes back nothing: delete() finds it
+            if ($before === null) {
+                $isKnown = isset(self::$tokens[$key]); // else it comes from another process, and may hold the lock at other stores
+                unset($this->tokens($key)[$this]);
+                // Late commands may come under an owner that has held it, so only a key that holds it at other stores keeps that.
+                if ($owner === null || $isKnown && count($this->tokens($key)) === 0) {
+                    [$owner, $isReused] = [Request::owner(), false];
+                }
+            }
+            $request = $this->request($key, $owner, $shared, $this->initialTtl, $isReused);
             $granted = $this->locks->core->take($request, $timeout, static fn (int $token): int => $token);
         } catch (DlockException $error) {
             if (isset($before) && ($now = $this->held($key, $owner)) !== null && $now[0] !== $before[0]) {
-                $this->tokens[$key] = $now[0];
+                $this->tokens($key)[$this] = $now[0];
                 $this->delete($key); // it was promoted all the same, and what it was before has ended
             }
             // Of two readers that want to become the writer the second is refused.
@@ -143,7 +152,7 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
             throw new LockConflictedException('It is taken.');
         }
         $key->setState(self::class, $request->owner);
-        $this->tokens[$key] = $granted;
+        $this->tokens($key)[$this] = $granted;
         if ($this->watchdog) {
             $key->markUnserializable();
         }
@@ -176,6 +185,12 @@ final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStor
             lease: $lease,
             isReused: $reused,
         );
+    }
+
+    /** @return \WeakMap<self, int> */
+    private function tokens(Key $key): \WeakMap
+    {
+        return self::$tokens[$key] ??= new \WeakMap();
     }
 
     /**
