@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # check.sh MODULE DIRECTORY: holds compose.yaml and kubernetes.yaml against their schemas, as far as these can be had, and
-# runs the group that they describe: start.sh six times on this machine, a lock, kill -9 of the primary, the same lock at
-# the next one, and the old primary back as a replica. Then an update as Kubernetes does it, one node after the other, while a
+# runs the group that they describe: start.sh six times on this machine, a lock, kill -9 of the primary and its start, the same lock
+# at the next one, and the old primary back as a replica. Then an update as Kubernetes does it, one node after the other, while a
 # program holds a lock and takes others: none is lost, and a lock is granted at least every 3 seconds (on a busy machine set
 # DLOCK_LONGEST_MS to more milliseconds). No container is run. DLOCK_REDIS_SERVER is the server: redis-server.
 set -euo pipefail
@@ -76,6 +76,7 @@ await() { # await WHAT COMMAND…
 }
 role() { [ "$(ask "$1" ROLE | head -n 1)" = "$2" ]; }
 counts() { ask "$1" INFO dlock | grep -q "^dlock_replicas_counting:$2"; }
+ends() { ! kill -0 "$1" 2>/dev/null; }
 takes() { [[ $(ask "$1" DLOCK.ACQUIRE "$2" "$3" $lease HOLDS 1 | tr '\n' ' ') =~ ^[0-9]{16}\ 1\ $ ]]; }
 
 for number in 0 1 2; do node "$number" sentinel; done
@@ -89,8 +90,12 @@ for number in 0 1 2; do
         SENTINEL MASTER dlock | paste -s -d ' ' - | grep -q 'num-slaves 2 num-other-sentinels 2'"
 done
 
+ask 0 DLOCK.RENEW stock alice 15000 >/dev/null
 # The server is a child of `timeout`, and has its own process id in its INFO.
 kill -9 "$(ask 0 INFO server | sed -n 's/^process_id:\([0-9]*\).*/\1/p')"
+# It is started again at once, as a container is. Were it the primary again, it would be closed.
+await 'the server has ended' ends "${pids[server-0]}"
+node 0 server
 promoted() { role 1 master || role 2 master; }
 await 'another node takes over' promoted
 new=1
@@ -100,7 +105,10 @@ new=1
     exit 1
 }
 await 'the new primary grants another lock' takes "$new" other bob
-node 0 server
+[ "$(ask "$new" DLOCK.RENEW stock alice $lease TOKEN "$token")" = $lease ] || {
+    echo 'dlock: the hold was lost' >&2
+    exit 1
+}
 await 'the old one is back' role 0 slave
 await 'and both others count again' counts "$new" '[12]'
 for number in 0 1 2; do await "node $number is ready" of "$number" ready; done
@@ -132,7 +140,6 @@ await 'the program has its lock' takes "$new" job program
 job=$(ask "$new" DLOCK.HELD job | head -n 1)
 program &
 pids[program]=$!
-ends() { ! kill -0 "$1" 2>/dev/null; }
 for number in 2 1 0; do
     # As Kubernetes ends a pod: its Sentinel at once, its server after `leave`.
     kill "${pids[sentinel-$number]}"

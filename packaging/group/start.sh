@@ -47,11 +47,41 @@ primary() {
         awk -v nodes="$nodes" '$1 > nodes / 2 { print $2, $3 }'
 }
 
-run_server() {
+await_primary() {
     until primary=$(primary) && [ -n "$primary" ]; do
         echo 'dlock: no majority of the Sentinels says who is primary; asking again'
         sleep 1
     done
+}
+
+is_this() { [ "$1" = "$(host "$DLOCK_SELF") $(port "$DLOCK_SELF")" ]; }
+
+# Succeeds if a replica runs that has followed a primary since its own start: it can take over.
+has_successor() {
+    for node in $DLOCK_NODES; do
+        if [ "$node" != "$DLOCK_SELF" ] && ask "$node" INFO replication | awk '
+            /^role:slave/ { replica = 1 } /^master_link_down_since_seconds:-1/ { new = 1 } END { exit !(replica && !new) }'; then
+            return 0
+        fi
+    done
+    return 1
+}
+
+# A primary that crashed and is back at once would be closed for dlock.quarantine-ms, and all holds would end. So it stays away until
+# a replica has taken over, and for some ten seconds longer than the failure detection.
+await_takeover() {
+    end=$(($(date +%s) + ${DLOCK_DOWN_MS:-5000} / 1000 + 10))
+    while is_this "$primary" && has_successor && [ "$(date +%s)" -lt "$end" ]; do
+        [ -n "${waits:-}" ] || echo 'dlock: this was the primary; waiting until a replica takes over'
+        waits=1
+        sleep 1
+        await_primary
+    done
+}
+
+run_server() {
+    await_primary
+    await_takeover
     # Rewritten at each start: what Sentinel has changed in it is of the last time.
     {
         cat "${DLOCK_CONF:-/etc/dlock/group.conf}"
@@ -61,9 +91,7 @@ run_server() {
         echo "replica-announce-port $(port "$DLOCK_SELF")"
         with_password requirepass
         with_password masterauth
-        if [ "$primary" != "$(host "$DLOCK_SELF") $(port "$DLOCK_SELF")" ]; then
-            echo "replicaof $primary"
-        fi
+        is_this "$primary" || echo "replicaof $primary"
     } >"$data/server.conf"
     echo "dlock: the primary is $primary, this is $DLOCK_SELF"
     exec "$server" "$data/server.conf"
@@ -162,7 +190,7 @@ leave() {
             }
         fi
         tries=0
-        until next=$(told_by "$by") && [ -n "$next" ] && [ "$next" != "$(host "$DLOCK_SELF") $(port "$DLOCK_SELF")" ]; do
+        until next=$(told_by "$by") && [ -n "$next" ] && ! is_this "$next"; do
             tries=$((tries + 1))
             # Nothing has changed. The next one may do it.
             if [ "$tries" -ge 100 ]; then

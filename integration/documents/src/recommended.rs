@@ -3,8 +3,9 @@
 const GUARANTEES: &str = include_str!("../../../docs/guarantees.md");
 
 /// The settings that the recommended setting decides.
-pub const DECIDED: [&str; 5] = [
+pub const DECIDED: [&str; 6] = [
     "rdb-del-sync-files",
+    "dlock.max-lease-ms",
     "dlock.replicas",
     "dlock.quarantine-ms",
     "min-replicas-to-write",

@@ -8,14 +8,13 @@ use dlock_documents::{blocks, project, recommended, DECIDED};
 const GROUP: &str = include_str!("../../../packaging/group/group.conf");
 
 /// The pages that name the recommended setting, with the link to it.
-const LINKS: [(&str, &str); 4] = [
+const LINKS: [(&str, &str); 3] = [
     ("docs/cluster.md", "guarantees.md#the-recommended-setting"),
     ("docs/waiting.md", "guarantees.md#the-recommended-setting"),
     (
         "docs/operations.md",
         "guarantees.md#the-recommended-setting",
     ),
-    ("docs/upgrade.md", "guarantees.md#the-recommended-setting"),
 ];
 
 /// Returns the lines that set a value.
@@ -56,9 +55,11 @@ fn another_recommendation_is_found() {
 fn the_recommended_setting_has_one_source() {
     let [with, without] = recommended();
     let (with, without) = (settings(with), settings(without));
-    assert_eq!(with.len(), 4);
-    assert_eq!(without.len(), 3);
-    assert_eq!(with["dlock.quarantine-ms"], without["dlock.quarantine-ms"]);
+    assert_eq!(with.len(), 5);
+    assert_eq!(without.len(), 4);
+    for name in ["dlock.max-lease-ms", "dlock.quarantine-ms"] {
+        assert_eq!(with[name], without[name]);
+    }
     let group = settings(GROUP);
     for (name, value) in &with {
         assert_eq!(group.get(name), Some(value), "group.conf: {name}");
