@@ -108,9 +108,11 @@ func (d *Door) Close() {
 	}
 }
 
-// isDue tells if the fault must occur now. It occurs once, except for leases: all of them are late.
+// isDue tells if the fault must occur now. It occurs once, except for leases, all of which are late, and for disconnects: the first
+// may be of a hold that nobody asks for again.
 func (d *Door) isDue(fault Fault) bool {
-	return d.fault == fault && time.Now().After(d.armed) && (d.planted == 0 || fault == LateLease)
+	often := fault == LateLease || fault == UnreportedDisconnect
+	return d.fault == fault && time.Now().After(d.armed) && (d.planted == 0 || often)
 }
 
 func (d *Door) accept() {

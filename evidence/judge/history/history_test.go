@@ -140,3 +140,29 @@ func TestAConnectionKeepsTwoSessions(t *testing.T) {
 		}
 	}
 }
+
+// After a restart nobody knows the session: its end finds nothing, and the lease of what it held runs on.
+func TestTheEndOfAForgottenSessionEndsNothing(t *testing.T) {
+	for _, test := range []struct {
+		granted int64
+		allowed bool
+	}{{150, false}, {380, true}} {
+		h := New("", 1, 300, 0)
+		keep := ask(1, "", 0, 1, 1, 0, -1)
+		keep.Name, keep.Session, keep.KeptMs = Session, 7, 700
+		h.Add(keep)
+		held := ask(2, "a", 10, 11, 11*Millisecond, 1)
+		held.Conn, held.Session = 1, 7
+		h.Add(held)
+		h.Restarts[1] = Restart{From: 20 * Millisecond, Dead: 22 * Millisecond, Until: 30 * Millisecond}
+		end := ask(3, "", 40, 41, 0, 0, -1)
+		end.Name, end.Session, end.Epoch = Session, 7, 1
+		h.Add(end)
+		other := ask(4, "b", test.granted, test.granted+1, test.granted*Millisecond, 1)
+		other.Epoch = 1
+		h.Add(other)
+		if allowed(h) != test.allowed {
+			t.Errorf("granted to another at %d", test.granted)
+		}
+	}
+}

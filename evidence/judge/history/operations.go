@@ -273,10 +273,12 @@ func (b *builder) isKept(session int, from, until int64) bool {
 	})
 }
 
-// isEnded tells if the session of a call had been ended before this instant, and all that was in it.
+// isEnded tells if the session of a call had been ended before this instant, and all that was in it. After a restart the server does not
+// know the session, and answers 0: its holds have stayed.
 func (b *builder) isEnded(session int, before int64) bool {
 	return session != 0 && slices.ContainsFunc(b.history.Calls, func(c Call) bool {
-		return c.Name == Session && c.Session == session && c.KeptMs == 0 && c.Reply.Known && c.Got < before
+		found := len(c.Reply.Numbers) > 0 && c.Reply.Numbers[0] != 0
+		return c.Name == Session && c.Session == session && c.KeptMs == 0 && found && c.Got < before
 	})
 }
 

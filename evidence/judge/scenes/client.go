@@ -183,7 +183,8 @@ func (c *client) cut(control *client) {
 	case 1:
 		conn.Reset()
 	default:
-		if by := control.connection(); by == nil || by.Kill(conn) != nil {
+		// After a restart another connection may have its number.
+		if by := control.connection(); by == nil || by.Epoch != conn.Epoch || by.Kill(conn) != nil {
 			conn.Close()
 		}
 	}
