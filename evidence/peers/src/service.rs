@@ -96,7 +96,7 @@ pub const PLANS: [Plan; 13] = [
         "dlock, dlock.replicas 1",
         Promise::Replica,
         Kind::DlockReplicas,
-        "two nodes; the server answers when the replica has the grant; on three conditions a failover lets nobody in while the lease may run",
+        "two nodes; the server answers when the replica has the grant; on five conditions a failover lets nobody in while the lease may run",
     ),
     plan(
         "dlock, a replica and WAIT 1",
