@@ -173,6 +173,7 @@ impl Client<'_> {
     }
 
     pub(super) fn note_belief(&mut self, hold: &Hold, from: Micros, until: Micros, end: End) {
+        assert!(from >= hold.asked, "a grant is recorded before its request");
         self.notes.beliefs.push(Belief {
             lock: hold.lock.clone(),
             owner: hold.owner.clone(),

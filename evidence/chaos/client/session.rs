@@ -37,6 +37,8 @@ enum Stage {
     Works(Micros),
     /// It leaves its wait.
     Leaves,
+    /// It no longer waited when it left: a row may tell of its grant, which nobody wants.
+    Left,
     /// It releases the token.
     Releases,
     Over,
@@ -173,6 +175,7 @@ impl Client<'_> {
                 self.stop(task, task.hold.deadline, End::RanOut);
             }
             Stage::Works(done) if now >= done => self.stop(task, now, End::Released),
+            Stage::Left => task.stage = Stage::Over,
             Stage::Works(_) if task.again => self.renew_in(task, program),
             Stage::Works(_) => {
                 let writes =
@@ -187,8 +190,10 @@ impl Client<'_> {
             Stage::Leaves => {
                 let (lock, owner) = (task.hold.lock.clone(), task.hold.owner.clone());
                 let (reply, _) = self.call(&lock, &["DLOCK.CANCEL", &lock, &owner], 0);
-                if reply.integer().is_some() {
-                    task.stage = Stage::Over;
+                match reply.integer() {
+                    Some(0) => task.stage = Stage::Left,
+                    Some(_) => task.stage = Stage::Over,
+                    None => {}
                 }
             }
             Stage::Releases => {
@@ -309,8 +314,9 @@ impl Client<'_> {
 
     /// Stops believing, and gives the hold back.
     fn stop(&mut self, task: &mut Task, until: Micros, end: End) {
+        let now = self.shared.now();
         match task.hold.from {
-            0 => self.note_belief(&task.hold, until, until, End::Unconfirmed),
+            0 => self.note_belief(&task.hold, now, now, End::Unconfirmed),
             from => self.note_belief(&task.hold, from, until, end),
         }
         task.stage = Stage::Releases;
@@ -329,7 +335,8 @@ impl Client<'_> {
     /// Keeps the session at each server where something waits or is held, and does what their rows say.
     fn keep(&mut self, program: &mut Program) {
         let mut sessions: HashMap<u64, String> = HashMap::new();
-        let kept = |task: &&Task| matches!(task.stage, Stage::Waits(_) | Stage::Works(_));
+        let kept =
+            |task: &&Task| matches!(task.stage, Stage::Waits(_) | Stage::Works(_) | Stage::Left);
         for task in program.tasks.iter().filter(kept).filter(|task| task.id > 0) {
             sessions.insert(task.id, task.hold.lock.clone());
         }
