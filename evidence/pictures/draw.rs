@@ -1,4 +1,5 @@
-//! A picture from lines of text, one for each element. Numbers are pixels at the width of a page, 800.
+//! A picture from lines of text, one for each element. Numbers are pixels at the width of a page, 800. The lines of a table, which
+//! begin with `|`, are data: FILE may be the text itself.
 //!
 //! | line | draws |
 //! |---|---|
@@ -9,9 +10,9 @@
 //! | `box X Y W H STYLE WORDS` | a box; its words are in the middle, `\n` begins a line; `plain`, `good`, `bad`, `busy` or `free` |
 //! | `arrow X Y X Y STYLE WORDS` | an arrow with words above its middle; `plain`, `good`, `bad`, or `dashed` |
 //! | `line X Y X Y` | a thin line |
-//! | `bars X Y W FILE HEADING` | a bar for each row of the table of FILE that begins with HEADING: its second column; a line to its third |
-//! | `column X Y W NUMBER FILE HEADING` | words and a bar for each row of such a table: the column of this number, on one scale with the others |
-//! | `curves X Y W H SCALE FILE HEADING` | a curve for each row of such a table, over the numbers in its heading; the scale is `linear` or `powers` of ten |
+//! | `bars X Y W LETTERS FILE HEADING` | a bar for each row of the table of FILE that begins with HEADING: its second column; a line to its third. Above it words, in lines of at most LETTERS |
+//! | `column X Y LABEL W NUMBER FILE HEADING` | words and a bar for each row of such a table: the column of this number, on one scale with the others. LABEL is the width of the words; 0 puts them above the bar |
+//! | `curves X Y W H NAMES SCALE FILE HEADING` | a curve for each row of such a table, over the words in its heading. The names stand on the `right` or `below`; the scale is `linear` or `powers` of ten |
 
 use std::fmt::Write;
 use std::fs;
@@ -49,7 +50,7 @@ text.c4{fill:#39c5cf}text.c5{fill:#9198a1}}";
 pub fn picture(text: &str, project: &Path) -> Result<String, String> {
     let lines = text
         .lines()
-        .filter(|line| !line.is_empty() && !line.starts_with('#'));
+        .filter(|line| !line.is_empty() && !line.starts_with(['#', '|']));
     let (mut size, mut title, mut body) = (None, "", String::new());
     for line in lines {
         let wrong = || format!("cannot be read: {line}");
@@ -165,7 +166,7 @@ fn largest(cell: &str) -> Option<f64> {
 }
 
 fn bars(line: &str, project: &Path) -> Option<String> {
-    let ([x, y, width], rest) = numbers(line)?;
+    let ([x, y, width, letters], rest) = numbers(line)?;
     let (file, heading) = rest.split_once(' ')?;
     let rows: Vec<(String, f64, f64)> = table(project, file, heading)?
         .iter()
@@ -180,11 +181,13 @@ fn bars(line: &str, project: &Path) -> Option<String> {
         .collect::<Option<_>>()?;
     let most = rows.iter().map(|row| row.2).reduce(f64::max)?;
     let scale = width / most;
-    let mut drawn = String::new();
-    for (at, (what, median, longest)) in rows.iter().enumerate() {
-        let top = y + 46.0 * at as f64;
+    let (mut drawn, mut top) = (String::new(), y);
+    for (what, median, longest) in &rows {
+        for (at, words) in wrapped(what, letters as usize).iter().enumerate() {
+            top += if at == 0 { 0.0 } else { LINE };
+            drawn += &label(x, top + 12.0, "left", words);
+        }
         let (middle, end) = (top + 26.0, x + longest * scale);
-        drawn += &label(x, top + 12.0, "left", what);
         let _ = write!(
             drawn,
             "<rect class=\"box busy\" x=\"{x}\" y=\"{}\" width=\"{:.1}\" height=\"16\"/>\n\
@@ -201,8 +204,27 @@ fn bars(line: &str, project: &Path) -> Option<String> {
             "soft",
             &format!("{median} s, at most {longest} s"),
         );
+        top += 46.0;
     }
     Some(drawn)
+}
+
+/// Returns words in lines of at most this many letters.
+fn wrapped(words: &str, letters: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in words.split(' ') {
+        let last = lines.len() - 1;
+        let line = &mut lines[last];
+        if line.is_empty() {
+            *line += word;
+        } else if line.chars().count() + 1 + word.chars().count() <= letters {
+            *line += " ";
+            *line += word;
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
 }
 
 /// Returns the cells of the first table of a page that begins with this heading, which is the first row.
@@ -213,7 +235,8 @@ fn table(project: &Path, file: &str, heading: &str) -> Option<Vec<Vec<String>>> 
         .take_while(|line| line.starts_with('|'))
         .filter(|line| !line.starts_with("|--"))
         .map(|line| {
-            let cells = line.trim_matches(['|', ' ']).split('|');
+            let line = line.strip_prefix('|').unwrap_or(line).trim_end();
+            let cells = line.strip_suffix('|').unwrap_or(line).split('|');
             cells.map(|cell| cell.trim().replace('`', "")).collect()
         })
         .collect();
@@ -221,9 +244,9 @@ fn table(project: &Path, file: &str, heading: &str) -> Option<Vec<Vec<String>>> 
 }
 
 fn column(line: &str, project: &Path) -> Option<String> {
-    const LABEL: f64 = 270.0;
-    const ROW: f64 = 26.0;
-    let ([x, y, width, number], rest) = numbers(line)?;
+    const BAR: f64 = 26.0;
+    const WORDS: f64 = 20.0;
+    let ([x, y, label_width, width, number], rest) = numbers(line)?;
     let (file, heading) = rest.split_once(' ')?;
     let rows = table(project, file, heading)?.split_off(1);
     let most = rows.iter().flat_map(|row| &row[1..]);
@@ -231,9 +254,17 @@ fn column(line: &str, project: &Path) -> Option<String> {
     let mut drawn = String::new();
     for (at, row) in rows.iter().enumerate() {
         let value = row.get(number as usize)?;
-        let (top, long) = (y + ROW * at as f64, largest(value)? / most * width);
-        let (style, left) = (if at == 0 { "busy" } else { "plain" }, x + LABEL);
-        drawn += &label(left - 10.0, top + 13.0, "right", &row[0]);
+        let (long, left) = (largest(value)? / most * width, x + label_width);
+        let style = if at == 0 { "busy" } else { "plain" };
+        let top = if label_width > 0.0 {
+            let top = y + BAR * at as f64;
+            drawn += &label(left - 10.0, top + 13.0, "right", &row[0]);
+            top
+        } else {
+            let top = y + (WORDS + BAR) * at as f64;
+            drawn += &label(left, top + 13.0, "left", &row[0]);
+            top + WORDS
+        };
         let _ = writeln!(
             drawn,
             "<rect class=\"box {style}\" x=\"{left}\" y=\"{top}\" width=\"{long:.1}\" height=\"18\"/>"
@@ -248,6 +279,7 @@ type Tick = (f64, String);
 
 fn curves(line: &str, project: &Path) -> Option<String> {
     let ([x, y, width, height], rest) = numbers(line)?;
+    let (names, rest) = rest.split_once(' ')?;
     let (scale, rest) = rest.split_once(' ')?;
     let (file, heading) = rest.split_once(' ')?;
     let table = table(project, file, heading)?;
@@ -297,15 +329,23 @@ fn curves(line: &str, project: &Path) -> Option<String> {
         );
         ends.push((points.last()?.1, number, &row[0]));
     }
-    ends.sort_by(|one, other| one.0.total_cmp(&other.0));
-    let wanted: Vec<f64> = ends.iter().map(|end| end.0).collect();
-    for (at, (_, number, words)) in apart(&wanted, y + height).into_iter().zip(ends) {
-        drawn += &label(
-            x + width + 10.0,
-            (at + 5.0).round(),
-            &format!("c{number}"),
-            words,
-        );
+    let (left, places) = match names {
+        "right" => {
+            ends.sort_by(|one, other| one.0.total_cmp(&other.0));
+            let wanted: Vec<f64> = ends.iter().map(|end| end.0).collect();
+            (x + width + 10.0, apart(&wanted, y + height))
+        }
+        "below" => {
+            let below = y + height + 40.0;
+            (
+                x,
+                (0..ends.len()).map(|at| below + LINE * at as f64).collect(),
+            )
+        }
+        _ => return None,
+    };
+    for (at, (_, number, words)) in places.into_iter().zip(ends) {
+        drawn += &label(left, (at + 5.0).round(), &format!("c{number}"), words);
     }
     Some(drawn)
 }
@@ -316,8 +356,12 @@ fn quarters(values: &[f64]) -> Vec<Tick> {
     let unit = 10f64.powf(least.log10().floor());
     let rounds = [1.0, 2.5, 5.0, 10.0].map(|round| round * unit);
     let step = rounds.into_iter().find(|step| *step >= least);
-    let values = (0..=4).map(|number| f64::from(number) * step.unwrap_or(least));
-    values.map(|value| (value, format!("{value:.0}"))).collect()
+    let step = step.unwrap_or(least);
+    let digits = usize::from(step.fract() > 0.0);
+    let values = (0..=4).map(|number| f64::from(number) * step);
+    values
+        .map(|value| (value, format!("{value:.digits$}")))
+        .collect()
 }
 
 /// Returns powers of ten of a millisecond, with all values between them.
@@ -334,9 +378,11 @@ fn powers(values: &[f64]) -> Vec<Tick> {
     values.map(|value| (value, words(value))).collect()
 }
 
+/// The height of a line of words.
+const LINE: f64 = 18.0;
+
 /// Moves labels, from the top down, so that none covers another or stands below the floor.
 fn apart(wanted: &[f64], floor: f64) -> Vec<f64> {
-    const LINE: f64 = 18.0;
     let mut places = wanted.to_vec();
     for at in 1..places.len() {
         places[at] = places[at].max(places[at - 1] + LINE);
@@ -357,6 +403,12 @@ fn labels_do_not_cover_each_other() {
 }
 
 #[test]
+fn lines_are_no_longer_than_they_may_be() {
+    assert_eq!(wrapped("one two three", 7), ["one two", "three"]);
+    assert_eq!(wrapped("one two three", 2), ["one", "two", "three"]);
+}
+
+#[test]
 fn scales_contain_all_values() {
     let ends = |ticks: Vec<Tick>| {
         let texts: Vec<String> = ticks.into_iter().map(|tick| tick.1).collect();
@@ -364,6 +416,7 @@ fn scales_contain_all_values() {
     };
     assert_eq!(ends(quarters(&[42.0, 810.0])), "0 to 1000");
     assert_eq!(ends(quarters(&[1.0, 1001.0])), "0 to 2000");
+    assert_eq!(ends(quarters(&[0.5, 1.7])), "0.0 to 2.0");
     assert_eq!(ends(powers(&[0.67, 8800.0])), "100 µs to 10 s");
     assert_eq!(ends(powers(&[2.0, 700.0])), "1 ms to 1 s");
 }

@@ -20,7 +20,8 @@ fn every_picture_is_drawn_from_its_text() {
     assert!(output.status.success(), "{output:?}");
 }
 
-/// Nothing is smaller than 12 pixels at the width of a page, or of a narrow screen, and both colour schemes have their colours.
+/// Nothing is smaller than 12 pixels at the width of a page, or of a narrow screen, and nothing lies below the picture. Both colour
+/// schemes have their colours.
 #[test]
 fn every_picture_is_legible() {
     let mut seen = 0;
@@ -37,6 +38,19 @@ fn every_picture_is_legible() {
         assert!(is_wide, "{name} is not {width} wide");
         assert!(picture.contains("prefers-color-scheme:dark"));
         assert!(picture.contains("<title>"), "{}", path.display());
+        assert!(!picture.contains("]("), "{name} has a link's address");
+        let (_, view) = picture.split_once("viewBox=\"0 0 ").expect("a size");
+        let height = view
+            .split(['"', ' '])
+            .nth(1)
+            .and_then(|text| text.parse::<f64>().ok());
+        for place in picture.split(" y=\"").skip(1) {
+            let y = place
+                .split('"')
+                .next()
+                .and_then(|text| text.parse::<f64>().ok());
+            assert!(y < height, "{name}: {y:?} lies below {height:?}");
+        }
         for size in picture.split("font:").chain(picture.split("font-size:")) {
             let Some((size, _)) = size.split_once("px") else {
                 continue;
@@ -55,10 +69,11 @@ fn a_line_that_cannot_be_read_is_named() {
         "box 1 2 3 good",
         "circle 1 2 3",
         "text a 2 left x",
-        "bars 1 2 3 README.md | none",
-        "column 1 2 3 9 docs/results/plots.md | server CPU",
-        "column 1 2 3 1 README.md | none",
-        "curves 1 2 3 4 round docs/results/plots.md | wait p99",
+        "bars 1 2 3 4 README.md | none",
+        "column 1 2 3 4 9 docs/results/plots.md | server CPU",
+        "column 1 2 3 4 1 README.md | none",
+        "curves 1 2 3 4 right round docs/results/plots.md | wait p99",
+        "curves 1 2 3 4 above linear docs/results/plots.md | wait p99",
     ] {
         let text = format!("size 800 100\ntitle A picture\n{wrong}\n");
         let error = draw::picture(&text, &project()).expect_err(wrong);
