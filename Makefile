@@ -29,8 +29,8 @@ ifneq ($(findstring -,$(VERSION)),)
     export DLOCK_VERSION := $(VERSION)$(if $(COMMIT),+$(COMMIT))
 endif
 
-# The last commits of 0.1.0, 0.2.0, 0.3.0 and 0.3.1, which `make upgrade` updates from.
-OLD ?= cd925ff e3db170 c85dd40 c9dbc51
+# The last commits of 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0 and 0.5.0, which `make upgrade` updates from.
+OLD ?= cd925ff e3db170 c85dd40 c9dbc51 1bc24f8 0b12004
 
 # The oldest compiler that is promised: `rust-version` in Cargo.toml.
 MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml | head -n 1).0
