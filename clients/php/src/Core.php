@@ -215,11 +215,12 @@ final class Core
     public function release(Request $request, int $token, float $until, ?float $after = null, ?Hold $hold = null): void
     {
         $words = $after === null ? $request->release($token) : $request->untie($token, $after, true);
-        $isBelieved = $until > Clock::now();
+        $now = Clock::now();
+        $endsAt = $until > $now ? $now + ($after ?? 0.0) : INF;
         try {
             $hold?->setOver('it was released before');
             unset($this->holds[$request->owner]);
-            $this->servers->insist($request->key, $words, $after === null && $isBelieved);
+            $this->servers->insist($request->key, $words, $endsAt);
         } catch (NotHeld $error) {
             if ($hold !== null) {
                 $hold->reopen();

@@ -98,18 +98,19 @@ final class Servers
      * Returns the same for a command that may be sent twice: again until its error passes.
      *
      * @param list<int|string> $words
-     * @param bool             $ends  it releases a hold that is believed: NotHeld after an attempt without a reply is no error
+     * @param float            $endsAt when it ends a hold that is still believed (INF: none). From then on NotHeld is no error after an
+     *                                 attempt without a reply
      */
-    public function insist(string $key, array $words, bool $ends = false): mixed
+    public function insist(string $key, array $words, float $endsAt = INF): mixed
     {
         $until = Clock::now() + $this->replyTimeout;
         $heard = true;
         $error = null;
         while (true) {
             try {
-                return $this->ask($key, $words, $until, $ends, $error);
+                return $this->ask($key, $words, $until, $endsAt < INF, $error);
             } catch (Unanswered | Refused $error) {
-                if ($error instanceof NotHeld && $ends && !$heard) {
+                if ($error instanceof NotHeld && !$heard && Clock::now() >= $endsAt) {
                     return null;
                 }
                 if (Clock::now() >= $until || !$error->passes()) {

@@ -443,6 +443,24 @@ final class TroubleTest extends TestCase
         }
     }
 
+    /** The first reply to `releaseAfter()` is lost, and the next one says that nobody holds the lock: it is a loss until its time is over. */
+    public function testALockThatWasLeftMayEndBeforeAnAnswer(): void
+    {
+        $renewals = 0;
+        $locks = new Locks(Connect::fake(new Scripted(static function (array $words) use (&$renewals): mixed {
+            if ($words[0] !== 'DLOCK.RENEW') {
+                return [1, 1];
+            }
+
+            return ++$renewals % 2 === 1 ? new Unanswered('silence') : ErrorReply::of('NOTHELD nobody holds it');
+        })));
+        $hold = $locks->lock($this->key, lease: 60);
+        $hold->releaseAfter(0.001);
+        self::assertSame([2, 'it was released before'], [$renewals, $hold->reason()]);
+        $this->expectException(NotHeld::class);
+        $locks->lock($this->key, lease: 60)->releaseAfter(10);
+    }
+
     /** @return array<string, array{string}> */
     public static function slashes(): array
     {
