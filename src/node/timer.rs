@@ -29,6 +29,9 @@ struct Reading {
     until: SteadyMs,
     // Since when the engine waits for that, if it does.
     awaited_since: Option<SteadyMs>,
+    // Whether the server was paused when it was asked last. It runs what it has kept back in the iteration after the one in which
+    // the pause ends.
+    paused: bool,
     // How long the server may take: where other threads read, the main thread gets what they have read in a later iteration
     // (Redis 8).
     takes_ms: Millis,
@@ -37,6 +40,7 @@ struct Reading {
 static READING: MainThread<Reading> = MainThread::new(Reading {
     until: SteadyMs(0),
     awaited_since: None,
+    paused: false,
     takes_ms: 0,
 });
 const IO_THREADS_TAKE_MS: Millis = 50;
@@ -59,12 +63,18 @@ pub(crate) fn read_until() -> SteadyMs {
 
 /// Asks for the next time at which the server has read what had arrived by now.
 pub(crate) fn await_read(now: SteadyMs) {
+    let awaits = |reading: &Reading| reading.awaited_since.is_some();
+    if READING.borrow().is_none_or(|reading| awaits(&reading)) {
+        return;
+    }
+    let paused = server::avoids_replica_traffic();
     if let Some(mut reading) = READING.borrow() {
-        reading.awaited_since.get_or_insert(now);
+        (reading.awaited_since, reading.paused) = (Some(now), paused);
     }
 }
 
-/// Notes that the server finishes an iteration: what had arrived when it began has been read, unless the server is paused.
+/// Notes that the server finishes an iteration: what had arrived when it began has been read, unless the server is paused, or was when
+/// it was asked before.
 pub(crate) fn note_read() {
     let Some(since) = READING.borrow().and_then(|reading| reading.awaited_since) else {
         return;
@@ -74,8 +84,13 @@ pub(crate) fn note_read() {
     let Some(mut reading) = READING.borrow() else {
         return;
     };
-    if paused {
+    let was_paused = std::mem::replace(&mut reading.paused, paused);
+    if paused || was_paused {
         reading.awaited_since = Some(now);
+        drop(reading);
+        if !paused {
+            arm(now, now);
+        }
     } else if now.since(since) >= reading.takes_ms {
         (reading.awaited_since, reading.until) = (None, now);
         drop(reading);

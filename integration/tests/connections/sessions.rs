@@ -116,6 +116,25 @@ fn windows_of_sessions_stand_still_in_a_pause() {
     }
 }
 
+/// A pause may end in the middle of an iteration: the server runs what it has kept back in the next one. Monitors are never paused.
+#[test]
+fn windows_of_sessions_stand_still_in_a_pause_of_a_busy_server() {
+    let server = Server::start();
+    let mut monitor = server.connection();
+    monitor.run("MONITOR");
+    let end = Instant::now() + Duration::from_secs(3);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            while Instant::now() < end {
+                monitor.send("PING");
+                sleep(Duration::from_micros(20));
+            }
+        });
+        let pause = || server.connection().run("CLIENT PAUSE 2000 ALL");
+        wait_unread(&server, pause, || {});
+    });
+}
+
 /// A demoted server forgets its sessions, and answers who waits for news.
 #[test]
 fn a_demotion_forgets_sessions() {
